@@ -1,0 +1,1 @@
+"""From Parquet files to batches: schema, plan, keys, transforms and the loader."""

@@ -1,0 +1,1 @@
+"""What starts the roles: the command line and the launchers."""

@@ -1,0 +1,1 @@
+"""Trainers: the job file, the models, the training step, and the coordinator that decides who runs."""
