@@ -1,0 +1,477 @@
+"""The job file: one YAML, one typed model. Sections live beside their owners; this file composes and checks them.
+
+A job says everything a run needs, so `JobConfig.load` is the only door: the command line, the roles in containers and the
+tests all come through it, and `--set a.b=c` is applied to the YAML before the same model sees it. Importable without Paddle.
+
+Relative paths are taken from the working directory, like those of any other argument of a command: so a path means the
+same in the file and after `--set`, and a job file can be moved. `load` makes them absolute at once; the children of a run
+therefore see the same files whatever their own directory is. Addresses such as `s3://...` stay as they are.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from data_pipeline.config import DataConfig
+from pserver.config import TableConfig
+from trainer.models.config import ModelConfig
+from trainer.settings import TrainConfig
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to fix in a job file.
+
+    Attributes:
+        path: the key, as `--set` would spell it; empty when it concerns the file as a whole.
+        message: what is wrong, what is allowed, and the remedy.
+    """
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class ConfigError(ValueError):
+    """The job file cannot be used as it is. `problems` holds every finding, not only the first."""
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        self.source = source
+        self.problems = tuple(problems)
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__("\n  ".join([f"{source}: {count}", *map(str, problems)]))
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ClusterConfig(_Section):
+    """How many roles there are, and where they listen."""
+
+    servers: int = Field(default=1, ge=1)
+    """Parameter servers. Each holds its share of every table."""
+
+    trainers: int = Field(default=1, ge=1)
+    """Trainers. Each reads its share of the rows."""
+
+    address: str = "127.0.0.1"
+    """Address that the roles of a one-machine run bind to. Paddle's server has no authentication: keep it private."""
+
+    coordinator_port: Port | None = None
+    """TCP port of the coordinator. None: a free one is chosen."""
+
+    server_ports: tuple[Port, ...] | None = None
+    """TCP port of each parameter server, in rank order, as many as `cluster.servers`. None: free ones are chosen."""
+
+    trainer_threads: int | None = Field(default=None, ge=1)
+    """CPU threads of each trainer's dense part. None: the machine's cores divided by the trainers."""
+
+
+class CheckpointConfig(_Section):
+    """When the state of a run is saved, and where."""
+
+    directory: str | None = None
+    """Folder for `step-<n>` checkpoints and `LATEST`. None: `checkpoints` inside `run_dir`."""
+
+    every_minutes: float | None = Field(default=None, gt=0)
+    """Minutes between checkpoints during training. None: only the final one."""
+
+    keep: int = Field(default=3, ge=1)
+    """How many committed checkpoints to keep; older ones are removed after a newer one is committed."""
+
+
+class ControlConfig(_Section):
+    """How roles find each other, and how soon a silent one counts as lost."""
+
+    heartbeat_seconds: float = Field(default=1.0, gt=0)
+    """Seconds between heartbeats of an agent to the coordinator."""
+
+    lost_after_seconds: float = Field(default=8.0, gt=0)
+    """Seconds without a heartbeat after which a role is lost and the incarnation ends."""
+
+    start_timeout_seconds: float = Field(default=120.0, gt=0)
+    """Seconds for all roles to register and become ready."""
+
+    stop_grace_seconds: float = Field(default=5.0, gt=0)
+    """Seconds a child gets to stop in order before it is killed."""
+
+    pull_timeout_seconds: float = Field(default=30.0, gt=0)
+    """A pull that took longer is never trained on: Paddle returns garbage after a failed one."""
+
+
+class JobConfig(_Section):
+    """A whole job. Everything has a default but `name` and `data`."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    """Name of the job: letters, digits, `.`, `_`, `-`; at most 63 characters. Names the run folder and the metrics."""
+
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Fixes the order of rows, the initial embeddings and the initial dense weights."""
+
+    run_dir: str = Field(default_factory=lambda fields: f"runs/{fields.get('name', 'job')}")
+    """Folder for logs, results and (by default) checkpoints. By default `runs/<name>`."""
+
+    data: DataConfig
+    """What is read, and how columns become features."""
+
+    tables: dict[str, TableConfig] = Field(default_factory=lambda: {"default": TableConfig()}, min_length=1)
+    """Embedding tables by name. Features without a `table` use `default`."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    """The dense part on top of the embeddings."""
+
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    """How the dense part is trained, and for how long."""
+
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    """How many roles there are, and where they listen."""
+
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    """When the state of a run is saved, and where."""
+
+    control: ControlConfig = Field(default_factory=ControlConfig)
+    """How roles find each other, and how soon a silent one counts as lost."""
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> "JobConfig":
+        """Reads a job file.
+
+        Args:
+            path: the YAML file.
+            overrides: `a.b=value` texts as after `--set`; a value is YAML, a number in the path indexes a list.
+
+        Raises:
+            ConfigError: the file cannot be read, or anything in it (or in an override) cannot be used. Names each key,
+                the value given, what is allowed, and the nearest known key for an unknown one.
+        """
+        source = os.fspath(path)
+        raw = _read(source)
+        for override in overrides:
+            _apply(raw, override, source)
+        return cls.parse(_absolute_paths(raw), source=source)
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any], source: str = "job") -> "JobConfig":
+        """Checks a job given as plain data (for example the JSON that a role's child gets); paths stay as they are.
+
+        Raises:
+            ConfigError: as in `load`.
+        """
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            raise ConfigError(source, list(_explain(cls, raw, error))) from None
+
+    @property
+    def checkpoint_directory(self) -> Path:
+        """Where checkpoints are: `checkpoint.directory`, by default `checkpoints` in the run folder."""
+        return Path(self.checkpoint.directory or Path(self.run_dir, "checkpoints"))
+
+    def to_yaml(self) -> str:
+        """The job as a YAML file with every key spelled out."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "JobConfig":
+        problems = list(_check_across(self))
+        if problems:
+            raise _AcrossError(problems)
+        return self
+
+
+class _AcrossError(ValueError):
+    """Carries the findings of the checks across sections through pydantic."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = problems
+        super().__init__("; ".join(map(str, problems)))
+
+
+def _check_across(job: JobConfig) -> Iterator[Problem]:
+    """What no section can see by itself."""
+    for index, feature in enumerate(job.data.sparse):
+        if feature.table not in job.tables:
+            yield Problem(
+                f"data.sparse.{index}.table",
+                f"feature {feature.name!r} uses the table {feature.table!r}, which `tables` does not declare"
+                f"{_did_you_mean(feature.table, job.tables)}. Declared: {', '.join(job.tables)}. Add it under `tables`, or "
+                "name one of those.",
+            )
+    ports = job.cluster.server_ports
+    if ports is not None:
+        if len(ports) != job.cluster.servers:
+            yield Problem(
+                "cluster.server_ports",
+                f"{len(ports)} ports for cluster.servers = {job.cluster.servers}. Give one port a server, or leave the key "
+                "out and free ports are chosen.",
+            )
+        taken = [*ports, *([job.cluster.coordinator_port] if job.cluster.coordinator_port else [])]
+        twice = sorted({port for port in taken if taken.count(port) > 1})
+        if twice:
+            yield Problem(
+                "cluster.server_ports",
+                f"port {twice[0]} is given twice. Every server, and the coordinator (cluster.coordinator_port), needs its "
+                "own.",
+            )
+    if job.control.lost_after_seconds < 2 * job.control.heartbeat_seconds:
+        yield Problem(
+            "control.lost_after_seconds",
+            f"{job.control.lost_after_seconds:g} is less than two heartbeats (control.heartbeat_seconds = "
+            f"{job.control.heartbeat_seconds:g}), so a live role could count as lost. Raise it, or send heartbeats more "
+            "often.",
+        )
+
+
+# -------------------------------------------------------------------------------------------- reading and overriding
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with YAML 1.2's idea of numbers and booleans, and no key twice.
+
+    PyYAML follows YAML 1.1, where `1e-4` is a text, `no` is false, `2024-01-01` is a date and `1:30` is ninety: all traps in
+    a job file.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[Any, yaml.Mark] = {}
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in seen:
+                message = f"the key {key!r} stands twice (first on line {seen[key].line + 1})"
+                raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
+            seen[key] = key_node.start_mark
+        return super().construct_mapping(node, deep)
+
+
+for _tag, _pattern, _first in [
+    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$", list("-+0123456789")),
+    (
+        "float",
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        list("-+0123456789."),
+    ),
+]:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
+
+
+def _parse_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 -- _Loader is a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        what = getattr(error, "problem", None) or str(error)
+        raise ConfigError(source, [Problem("", f"{where}not readable as YAML: {what}")]) from None
+
+
+def _read(source: str) -> dict[str, Any]:
+    try:
+        text = Path(source).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        folder = Path(source).absolute().parent
+        near = sorted(p.name for p in folder.glob("*.y*ml")) if folder.is_dir() else []
+        hint = f". Job files in {folder}: {', '.join(near)}" if near else f". The working directory is {Path.cwd()}"
+        raise ConfigError(source, [Problem("", f"there is no such job file{hint}")]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(source, [Problem("", f"cannot be read: {error}")]) from None
+    raw = _parse_yaml(text, source)
+    if not isinstance(raw, dict):
+        kind = "empty" if raw is None else f"a {type(raw).__name__}"
+        raise ConfigError(
+            source, [Problem("", f"a job file is a YAML mapping with `name`, `data` and so on; this is {kind}")]
+        )
+    return raw
+
+
+def _apply(raw: dict[str, Any], override: str, source: str) -> None:
+    """Sets one `a.b.0.c=value` in `raw`. Unknown keys are left for the model to refuse, with its list of known ones."""
+
+    def refuse(message: str) -> ConfigError:
+        return ConfigError(f"--set {override}", [Problem("", message)])
+
+    key, equals, text = override.partition("=")
+    steps = [step for step in re.split(r"\.|\[(\d+)\]", key.strip()) if step]
+    if not equals or not steps:
+        raise refuse("write --set key=value, for example --set cluster.trainers=4")
+    value = _parse_yaml(text, f"--set {override}")
+    here: Any = raw
+    for position, step in enumerate(steps):
+        done = ".".join(steps[:position])
+        last = position == len(steps) - 1
+        index: str | int = step
+        if isinstance(here, list):
+            if not step.isdigit() or int(step) >= len(here):
+                raise refuse(
+                    f"{done} is a list of {len(here)} entries in {source}; {step!r} is not 0 to {len(here) - 1}"
+                )
+            index = int(step)
+        elif not isinstance(here, dict):
+            raise refuse(f"{done} is {here!r} in {source}, so it has no {step!r} inside")
+        if last:
+            here[index] = value
+        else:
+            if isinstance(here, dict) and here.get(step) is None:
+                here[step] = {}
+            here = here[index]
+
+
+def _absolute(value: Any) -> Any:
+    if isinstance(value, str) and value and "://" not in value:
+        return os.path.abspath(os.path.expanduser(value))  # noqa: PTH100, PTH111 -- Path would drop a final slash and fold `a//b`
+    if isinstance(value, list):
+        return [_absolute(item) for item in value]
+    return value
+
+
+def _absolute_paths(raw: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the job with its paths made absolute from the working directory."""
+    out = dict(raw)
+    for section, keys in {"data": ("train", "eval"), "checkpoint": ("directory",)}.items():
+        block = out.get(section)
+        if isinstance(block, dict):
+            out[section] = {key: _absolute(value) if key in keys else value for key, value in block.items()}
+    if "run_dir" not in out and isinstance(out.get("name"), str):
+        out["run_dir"] = f"runs/{out['name']}"
+    if "run_dir" in out:
+        out["run_dir"] = _absolute(out["run_dir"])
+    return out
+
+
+# -------------------------------------------------------------------------------------------------------- explaining
+
+
+def _did_you_mean(given: str, known: Iterable[str], prefix: str = "") -> str:
+    near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""
+
+
+def _members(kind: Any) -> Iterator[Any]:
+    """The members of a union, through Annotated."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        yield from _members(get_args(kind)[0])
+    elif origin in (Union, UnionType):
+        for member in get_args(kind):
+            yield from _members(member)
+    else:
+        yield kind
+
+
+def _models(kinds: Iterable[Any]) -> list[type[BaseModel]]:
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+
+
+def _inside(kinds: Iterable[Any], step: str | int) -> list[Any]:
+    """The kinds that may stand under `step` of a value of one of `kinds`."""
+    found: list[Any] = []
+    for kind in kinds:
+        arguments = get_args(kind)
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            if step in kind.model_fields:
+                found += _members(kind.model_fields[str(step)].annotation)
+        elif get_origin(kind) is dict:
+            found += _members(arguments[1])
+        elif arguments:
+            found += _members(arguments[0])
+    return found
+
+
+def _is_member(kind: Any, tag: str) -> bool:
+    """Whether pydantic calls the union member `kind` by `tag`: its class name, or the value of its discriminator."""
+    for model in _models([kind]):
+        literals = (f.annotation for f in model.model_fields.values() if get_origin(f.annotation) is Literal)
+        return tag == model.__name__ or any(tag in get_args(literal) for literal in literals)
+    return False
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where in the job an error of pydantic points: the user's path, and the kinds a value there may have."""
+
+    path: tuple[str | int, ...]
+    kinds: list[Any]
+    parents: list[Any]
+
+    @property
+    def text(self) -> str:
+        return ".".join(map(str, self.path))
+
+    @property
+    def description(self) -> str:
+        """The first sentence of what the key means."""
+        for model in _models(self.parents):
+            field = model.model_fields.get(str(self.path[-1])) if self.path else None
+            if field is not None and field.description:
+                return re.split(r"(?<=\.)\s", " ".join(field.description.split()), maxsplit=1)[0]
+        return ""
+
+
+def _locate(root: type[BaseModel], raw: Any, location: tuple[str | int, ...]) -> _Place:
+    """Pydantic's location holds names of union members beside keys; the value itself tells which is which."""
+    path: list[str | int] = []
+    kinds: list[Any] = [root]
+    parents: list[Any] = []
+    value = raw
+    for step in location:
+        is_key = isinstance(value, Mapping) and (step in value or any(step in m.model_fields for m in _models(kinds)))
+        if is_key or (isinstance(value, (list, tuple)) and isinstance(step, int)):
+            path.append(step)
+            parents, kinds = kinds, _inside(kinds, step)
+            value = value.get(step) if isinstance(value, Mapping) else value[int(step)]
+        else:
+            kinds = [kind for kind in kinds if _is_member(kind, str(step))] or kinds
+    return _Place(tuple(path), kinds, parents)
+
+
+def _explain(root: type[BaseModel], raw: Any, error: ValidationError) -> Iterator[Problem]:
+    """Turns pydantic's findings into ours: one a key, by the user's path, with the nearest key and the remedy."""
+    found: dict[tuple[str | int, ...], list[str]] = {}
+    for item in error.errors(include_url=False):
+        across = item.get("ctx", {}).get("error")
+        if isinstance(across, _AcrossError):
+            yield from across.problems
+            continue
+        place = _locate(root, raw, item["loc"])
+        found.setdefault(place.path, [])
+        message = _message(place, item)
+        if message not in found[place.path]:
+            found[place.path].append(message)
+    for path, messages in found.items():
+        # A value given as one form of a union also fails the other forms: keep what was said about its inside.
+        if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
+            yield Problem(".".join(map(str, path)), ", or ".join(messages))
+
+
+def _message(place: _Place, item: Any) -> str:
+    given = repr(item["input"])
+    given = given if len(given) <= 80 else given[:77] + "..."
+    meaning = f" ({place.description.rstrip('.')})" if place.description else ""
+    if item["type"] == "extra_forbidden":
+        known = sorted({name for model in _models(place.parents) for name in model.model_fields})
+        parent = ".".join(map(str, place.path[:-1]))
+        prefix = f"{parent}." if parent else ""
+        hint = _did_you_mean(str(place.path[-1]), known, prefix)
+        return f"unknown key{hint or '.'} Allowed in {parent or 'a job'}: {', '.join(known)}"
+    if item["type"] == "missing":
+        return f"is required and missing{meaning}"
+    if item["type"] == "value_error":
+        return f"{item['ctx']['error']}"
+    text = item["msg"][0].lower() + item["msg"][1:]
+    return f"{text}, got {given}{meaning}"
