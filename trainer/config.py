@@ -1,11 +1,12 @@
 """The job file: one YAML, one typed model. Sections live beside their owners; this file composes and checks them.
 
-A job says everything a run needs, so `JobConfig.load` is the only door: the command line, the roles in containers and the
-tests all come through it, and `--set a.b=c` is applied to the YAML before the same model sees it. Importable without Paddle.
+A job says everything a run needs, so `JobConfig.load` is the only door: the command line, the roles in containers and
+the tests all come through it, and `--set a.b=c` is applied to the YAML before the same model sees it. Importable
+without Paddle.
 
-Relative paths are taken from the working directory, like those of any other argument of a command: so a path means the
-same in the file and after `--set`, and a job file can be moved. `load` makes them absolute at once; the children of a run
-therefore see the same files whatever their own directory is. Addresses such as `s3://...` stay as they are.
+Relative paths are taken from the working directory, like those of any other argument of a command: so a path means
+the same in the file and after `--set`, and a job file can be moved. `load` makes them absolute at once; the children
+of a run therefore see the same files whatever their own directory is. Addresses such as `s3://...` stay as they are.
 """
 
 import difflib
@@ -207,42 +208,45 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
             yield Problem(
                 f"data.sparse.{index}.table",
                 f"feature {feature.name!r} uses the table {feature.table!r}, which `tables` does not declare"
-                f"{_did_you_mean(feature.table, job.tables)}. Declared: {', '.join(job.tables)}. Add it under `tables`, or "
-                "name one of those.",
+                f"{_did_you_mean(feature.table, job.tables)}. Declared: {', '.join(job.tables)}. Add it under "
+                "`tables`, or name one of those.",
             )
     ports = job.cluster.server_ports
     if ports is not None:
         if len(ports) != job.cluster.servers:
             yield Problem(
                 "cluster.server_ports",
-                f"{len(ports)} ports for cluster.servers = {job.cluster.servers}. Give one port a server, or leave the key "
-                "out and free ports are chosen.",
+                f"{len(ports)} ports for cluster.servers = {job.cluster.servers}. Give one port a server, or leave the "
+                "key out and free ports are chosen.",
             )
         taken = [*ports, *([job.cluster.coordinator_port] if job.cluster.coordinator_port else [])]
         twice = sorted({port for port in taken if taken.count(port) > 1})
         if twice:
             yield Problem(
                 "cluster.server_ports",
-                f"port {twice[0]} is given twice. Every server, and the coordinator (cluster.coordinator_port), needs its "
-                "own.",
+                f"port {twice[0]} is given twice. Every server, and the coordinator (cluster.coordinator_port), needs "
+                "its own.",
             )
     if job.control.lost_after_seconds < 2 * job.control.heartbeat_seconds:
         yield Problem(
             "control.lost_after_seconds",
             f"{job.control.lost_after_seconds:g} is less than two heartbeats (control.heartbeat_seconds = "
-            f"{job.control.heartbeat_seconds:g}), so a live role could count as lost. Raise it, or send heartbeats more "
-            "often.",
+            f"{job.control.heartbeat_seconds:g}), so a live role could count as lost. Raise it, or send heartbeats "
+            "more often.",
         )
 
 
 # -------------------------------------------------------------------------------------------- reading and overriding
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
 class _Loader(yaml.SafeLoader):
     """YAML with YAML 1.2's idea of numbers and booleans, and no key twice.
 
-    PyYAML follows YAML 1.1, where `1e-4` is a text, `no` is false, `2024-01-01` is a date and `1:30` is ninety: all traps in
-    a job file.
+    PyYAML follows YAML 1.1, where `1e-4` is a text, `no` is false, `2024-01-01` is a date and `1:30` is ninety: all
+    traps in a job file.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
@@ -250,6 +254,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, yaml.Mark] = {}
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                continue
             key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
             if key in seen:
                 message = f"the key {key!r} stands twice (first on line {seen[key].line + 1})"
@@ -259,12 +265,14 @@ class _Loader(yaml.SafeLoader):
 
 
 for _tag, _pattern, _first in [
+    ("merge", r"^<<$", ["<"]),
     ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
     ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
     ("int", r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$", list("-+0123456789")),
     (
         "float",
-        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
         list("-+0123456789."),
     ),
 ]:
@@ -294,9 +302,8 @@ def _read(source: str) -> dict[str, Any]:
     raw = _parse_yaml(text, source)
     if not isinstance(raw, dict):
         kind = "empty" if raw is None else f"a {type(raw).__name__}"
-        raise ConfigError(
-            source, [Problem("", f"a job file is a YAML mapping with `name`, `data` and so on; this is {kind}")]
-        )
+        message = f"a job file is a YAML mapping with keys such as `name` and `data`; this is {kind}"
+        raise ConfigError(source, [Problem("", message)])
     return raw
 
 
@@ -318,9 +325,7 @@ def _apply(raw: dict[str, Any], override: str, source: str) -> None:
         index: str | int = step
         if isinstance(here, list):
             if not step.isdigit() or int(step) >= len(here):
-                raise refuse(
-                    f"{done} is a list of {len(here)} entries in {source}; {step!r} is not 0 to {len(here) - 1}"
-                )
+                raise refuse(f"{done} is a list of {len(here)} entries, so {step!r} is not one of 0 to {len(here) - 1}")
             index = int(step)
         elif not isinstance(here, dict):
             raise refuse(f"{done} is {here!r} in {source}, so it has no {step!r} inside")
