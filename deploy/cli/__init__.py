@@ -1,1 +1,87 @@
-"""The ``paddlewheel`` command."""
+"""The ``paddlewheel`` command.
+
+Each command lives in a module of its own that is imported when the command runs, so ``paddlewheel --help`` needs no
+Paddle, pyarrow or gRPC. A command returns None or its exit code; errors come up to `run`, which alone turns them
+into words and exit codes:
+
+    0        done
+    64       fix the job: a wrong command line, job file, data set or environment; trying again cannot help
+    75       trying again may help: a lost process, a full disk, a crash
+    130, 143 stopped by Ctrl-C or by SIGTERM, after an ordered stop
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+EXIT_FIX_JOB = 64
+EXIT_RETRY = 75
+EXIT_INTERRUPTED = 130
+
+_OURS = {"pserver", "trainer", "data_pipeline", "deploy"}
+
+_COMMANDS = {
+    "job": ("deploy.cli.job:app", "Look at a job file: its keys, its values, whether it can run."),
+    "doctor": ("deploy.cli.doctor:doctor", "Say what this environment has and lacks, with a remedy for each."),
+    "version": ("deploy.cli.doctor:version", "Print the versions that matter in a bug report."),
+}
+
+
+def build_app() -> App:
+    """The command with all its sub-commands, none of them imported yet."""
+    app = App(
+        name="paddlewheel",
+        help="Train click-through-rate models with parameter servers and AllReduce trainers.",
+        version_flags=(),
+        exit_on_error=False,
+        print_error=False,
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    for name, (where, summary) in _COMMANDS.items():
+        app.command(where, name=name, help=summary)
+    return app
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command; returns its exit code. Errors go to standard error, and with ``--json`` to standard output too."""
+    try:
+        code = build_app()(list(arguments))
+    except CycloptsError as error:
+        words = " ".join(["paddlewheel", *(error.command_chain or ())])
+        return _fail("usage", f"{error}\nTry: {words} --help", EXIT_FIX_JOB, arguments)
+    except KeyboardInterrupt:
+        return _fail("interrupted", "interrupted", EXIT_INTERRUPTED, arguments)
+    except BrokenPipeError:
+        # The reader of our output (such as `head`) has gone; nothing is left to be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 -- the last stop before the user
+        kind = type(error)
+        if kind.__module__.partition(".")[0] not in _OURS:
+            traceback.print_exc()
+            return _fail(kind.__name__, f"this is a mistake in paddlewheel: {error}", EXIT_RETRY, arguments)
+        if os.environ.get("PADDLEWHEEL_TRACEBACK"):
+            traceback.print_exc()
+        return _fail(
+            kind.__name__, str(error), EXIT_FIX_JOB if isinstance(error, ValueError) else EXIT_RETRY, arguments
+        )
+    return code if isinstance(code, int) else 0
+
+
+def _fail(kind: str, message: str, code: int, arguments: Sequence[str]) -> int:
+    print(f"paddlewheel: {message}", file=sys.stderr)
+    if "--json" in arguments:
+        print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": code}}))
+    return code
+
+
+def main() -> None:
+    """Entry point of the ``paddlewheel`` script."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,26 @@
+"""``paddlewheel job``: what a job file may say, and what it says."""
+
+import json as json_module
+
+from cyclopts import App
+
+from deploy.cli.arguments import JobFile, Json, Overrides, answer
+
+app = App(name="job", help="Look at a job file: its keys, its values, whether it can run.")
+
+
+@app.command
+def schema() -> None:
+    """Print the JSON schema of a job file, with the meaning and unit of every key, for editors and people."""
+    from trainer.config import JobConfig
+
+    print(json_module.dumps(JobConfig.model_json_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command
+def show(job: JobFile, *, overrides: Overrides = (), json: Json = False) -> None:
+    """Print a job with every key spelled out: what is in the file, `--set`, and the defaults."""
+    from trainer.config import JobConfig
+
+    config = JobConfig.load(job, overrides)
+    answer(config.model_dump(mode="json"), json=json, text=lambda: config.to_yaml().rstrip())
