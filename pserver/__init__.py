@@ -1,1 +1,1 @@
-"""Parameter servers: Paddle's sparse tables behind a typed description, a client that never returns garbage, and checkpoints."""
+"""Sparse tables on Paddle's parameter servers. See README.md."""

@@ -1,0 +1,391 @@
+"""What a trainer needs of the servers: pull, push, save, load, day boundary, statistics, stop.
+
+Speaks the servers' own protocol (`wire`) instead of using Paddle's client; README.md says why.
+Legend of shapes: U unique keys of one call, W floats of a pulled row (`TableConfig.pull_width`), S servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pserver import checkpoint
+from pserver.config import TableConfig, Tables, table_ids
+from pserver.errors import CheckpointError, PullError, PushError, ServerError
+from pserver.initial import Initializer
+from pserver.wire import Buffer, Command, Connection, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    import numpy.typing as npt
+
+_IS_TRAINING = b"\x01"
+_MAX_KEYS_PER_REQUEST = 200_000
+_PULLED_COUNTS = 2  # show, click before the values
+_PUSH_PREFIX = 3  # slot, show, click before the gradients
+
+
+class Pulled(NamedTuple):
+    """values_UW: effective values. shows_U, clicks_U: what the table has counted. admitted_U: has it an embedding?"""
+
+    values_UW: npt.NDArray[np.float32]
+    shows_U: npt.NDArray[np.float32]
+    clicks_U: npt.NDArray[np.float32]
+    admitted_U: npt.NDArray[np.bool_]
+
+
+class TableStats(NamedTuple):
+    """Keys of one table, and how many of them have an embedding, per server in rank order."""
+
+    keys_S: tuple[int, ...]
+    embeddings_S: tuple[int, ...]
+
+
+class _Table:
+    def __init__(self, name: str, number: int, config: TableConfig, num_servers: int, seed: int) -> None:
+        self.name, self.number, self.config = name, number, config
+        self.num_shards = config.num_shards(num_servers)
+        self.shards_per_server = self.num_shards // num_servers
+        self.initializer = Initializer(name, config, seed)
+        self.has_first_order = int(config.first_order)
+        self.scale_by_shows = config.optimizer.occurrences == "mean"
+
+    def server_of(self, keys_U: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+        return ((keys_U % np.uint64(self.num_shards)) // np.uint64(self.shards_per_server)).astype(np.intp)
+
+
+class Client:
+    """One trainer's access to all servers. Every call may be made from any thread, and several at once.
+
+    pull_timeout_seconds bounds every pull and push as a whole; slower means failed. A call that raises has not changed
+    the client: connections that failed are closed, and the next call opens new ones.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        endpoints: Sequence[str],
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        num_trainers: int = 1,
+        pull_timeout_seconds: float = 10.0,
+        connect_timeout_seconds: float = 5.0,
+        admin_timeout_seconds: float = 3600.0,
+    ) -> None:
+        """endpoints: "ip:port" of every server, in rank order. Connects on first use.
+
+        admin_timeout_seconds bounds save, load, shrink. rank and num_trainers are for messages only.
+        """
+        if not endpoints:
+            raise ValueError("endpoints is empty: a client needs at least one server")
+        assert 0 <= rank < num_trainers
+        ids = table_ids(tables)
+        self._tables = {n: _Table(n, ids[n], config, len(endpoints), seed) for n, config in tables.items()}
+        self._endpoints = tuple(endpoints)
+        self._pull_timeout_seconds = pull_timeout_seconds
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._admin_timeout_seconds = admin_timeout_seconds
+        self._lock = threading.Lock()
+        self._no_push = threading.Condition(self._lock)
+        self._num_pushing = 0
+        self._idle: list[list[Connection]] = [[] for _ in endpoints]
+        self._closed = False
+
+    # ---- training -----------------------------------------------------------------------------------------------
+
+    def pull(self, table: str, keys_U: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:
+        """Effective values float32 [U, W]: column 0 the first-order weight (if the table has one), then the embedding.
+
+        A key that the servers do not know has first-order weight 0 and its initial embedding. A key below the table's
+        admission score has embedding 0. keys_U: unique, none 0. Raises PullError; it never returns values after that.
+        """
+        return self.pull_with_counts(table, keys_U).values_UW
+
+    def pull_with_counts(self, table: str, keys_U: npt.NDArray[np.uint64]) -> Pulled:
+        """As `pull`, with the shows and clicks that the table has counted for each key."""
+        t = self._tables[table]
+        keys_U = _checked(keys_U)
+        num_floats = _PULLED_COUNTS + 1 + t.config.width
+        raw_UV = np.empty((len(keys_U), num_floats), np.float32)
+        deadline = time.monotonic() + self._pull_timeout_seconds
+        try:
+            for rows, chunks in self._split(t, keys_U):
+                requests = [
+                    None
+                    if not len(keys)
+                    else _Request(
+                        Command.PULL_SPARSE,
+                        t.number,
+                        params=[np.uint32(len(keys)).tobytes()],
+                        attachment=[_IS_TRAINING, _buffer(keys), _buffer(np.ones(len(keys), np.uint32))],
+                    )
+                    for keys in chunks
+                ]
+                for replied_rows, keys, reply in zip(rows, chunks, self._ask_all(requests, deadline), strict=True):
+                    if reply is None:
+                        continue
+                    if reply.attachment.nbytes != len(keys) * num_floats * 4:
+                        raise ServerError(
+                            f"a pull of {len(keys)} keys of table {table!r} (width {t.config.width}) got "
+                            f"{reply.attachment.nbytes} bytes: the server's table has another width"
+                        )
+                    raw_UV[replied_rows] = np.frombuffer(reply.attachment, np.float32).reshape(len(keys), num_floats)
+        except ServerError as error:
+            raise PullError(f"pull of {len(keys_U)} keys from table {table!r}: {error}") from error
+        if time.monotonic() > deadline:
+            raise PullError(
+                f"pull of {len(keys_U)} keys from table {table!r} took longer than {self._pull_timeout_seconds} s"
+            )
+        shows_U, clicks_U = raw_UV[:, 0], raw_UV[:, 1]
+        values_UW = raw_UV[:, _PULLED_COUNTS + (1 - t.has_first_order) :].copy()
+        admitted_U = t.initializer.admitted(shows_U, clicks_U)
+        t.initializer.add_to(values_UW[:, t.has_first_order :], keys_U, admitted_U)
+        return Pulled(values_UW, shows_U, clicks_U, admitted_U)
+
+    def push(
+        self,
+        table: str,
+        keys_U: npt.NDArray[np.uint64],
+        grads_UW: npt.NDArray[np.float32],
+        shows_U: npt.NDArray[np.float32],
+        clicks_U: npt.NDArray[np.float32],
+    ) -> None:
+        """Apply one update of the table's rule to each key; returns when all servers have applied theirs.
+
+        grads_UW: the gradient of the loss summed over rows, summed over each key's occurrences. shows_U: occurrences
+        (> 0). clicks_U: occurrences in rows with a positive label. With `occurrences: mean` the rule sees grads / shows.
+        Raises PushError.
+        """
+        t = self._tables[table]
+        keys_U = _checked(keys_U)
+        grads_UW = np.asarray(grads_UW, np.float32)
+        assert grads_UW.shape == (len(keys_U), t.config.pull_width), (grads_UW.shape, len(keys_U), t.config.pull_width)
+        assert shows_U.shape == clicks_U.shape == keys_U.shape
+        assert len(keys_U) == 0 or float(shows_U.min()) > 0, "shows must be positive"
+        row_UV = np.empty((len(keys_U), _PUSH_PREFIX + 1 + t.config.width), np.float32)
+        row_UV[:, 0] = 0
+        row_UV[:, 1] = shows_U
+        row_UV[:, 2] = clicks_U
+        row_UV[:, 3] = 0
+        target_UW = row_UV[:, _PUSH_PREFIX + (1 - t.has_first_order) :]
+        if t.scale_by_shows:
+            np.divide(grads_UW, row_UV[:, 1:2], out=target_UW)
+        else:
+            target_UW[...] = grads_UW
+        deadline = time.monotonic() + self._pull_timeout_seconds
+        with self._pushing():
+            try:
+                for rows, chunks in self._split(t, keys_U):
+                    requests = []
+                    for server_rows, keys in zip(rows, chunks, strict=True):
+                        values = np.ascontiguousarray(row_UV[server_rows])
+                        requests.append(
+                            None
+                            if not len(keys)
+                            else _Request(
+                                Command.PUSH_SPARSE,
+                                t.number,
+                                params=[np.uint32(len(keys)).tobytes()],
+                                data=[_buffer(keys), _buffer(values)],
+                            )
+                        )
+                    self._ask_all(requests, deadline)
+            except ServerError as error:
+                raise PushError(f"push of {len(keys_U)} keys to table {table!r}: {error}") from error
+
+    def flush(self) -> None:
+        """Return when every push that has begun, in any thread, has ended (pushes are applied when they return)."""
+        with self._no_push:
+            self._no_push.wait_for(lambda: self._num_pushing == 0)
+
+    # ---- tables as a whole --------------------------------------------------------------------------------------
+
+    def save(self, directory: Path) -> dict[str, checkpoint.TableFiles]:
+        """Write every table to `directory/<table>/` (which must not hold files yet) and check what was written.
+
+        The servers write, so the directory must be one that they see under the same path. Pushes must have ended.
+        Returns what was written per table. Raises CheckpointError or ServerError.
+        """
+        return {name: self._save_table(t, directory / name, checkpoint.Mode.ALL) for name, t in self._tables.items()}
+
+    def load(self, directory: Path) -> None:
+        """Replace nothing, add everything: load tables saved by `save` into servers that hold no keys yet.
+
+        Any number of servers may have written them. Raises CheckpointError (before anything is loaded, where possible)
+        or ServerError.
+        """
+        for name, t in self._tables.items():
+            self._load_table(t, directory / name)
+
+    def end_day(self) -> None:
+        """Day boundary of every table: decay shows and clicks, delete keys as `lifecycle` says. Order: see README.md."""
+        for t in self._tables.values():
+            self._admin(Command.SHRINK_TABLE, t, [b"0"])
+
+    def stats(self) -> dict[str, TableStats]:
+        """Number of keys per table and server, without a save."""
+        found = {}
+        for name, t in self._tables.items():
+            counts = [np.frombuffer(reply.data, "<i8") for reply in self._admin(Command.PRINT_TABLE_STAT, t, [])]
+            found[name] = TableStats(tuple(int(c[0]) for c in counts), tuple(int(c[1]) for c in counts))
+        return found
+
+    # ---- ending -------------------------------------------------------------------------------------------------
+
+    def stop_servers(self) -> None:
+        """Ask every server to end in order. Servers that are gone already are fine."""
+        self.flush()
+        deadline = time.monotonic() + self._connect_timeout_seconds
+        for server in range(len(self._endpoints)):
+            with contextlib.suppress(ServerError):
+                self._ask(server, _Request(Command.STOP_SERVER, 0), deadline)
+
+    def close(self) -> None:
+        """Close the connections. Calls under way fail; later calls raise."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, [[] for _ in self._endpoints]
+        for connection in (c for server in idle for c in server):
+            connection.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- inside -------------------------------------------------------------------------------------------------
+
+    def _save_table(self, t: _Table, directory: Path, mode: checkpoint.Mode) -> checkpoint.TableFiles:
+        checkpoint.check_path(directory)
+        if directory.exists() and any(directory.iterdir()):
+            raise CheckpointError(f"{directory} is not empty: a table is saved into a new or empty directory")
+        directory.mkdir(parents=True, exist_ok=True)
+        counts = self._admin(Command.PRINT_TABLE_STAT, t, [])
+        num_keys = sum(int(np.frombuffer(reply.data, "<i8")[0]) for reply in counts)
+        self._admin(Command.SAVE_ONE_TABLE, t, [str(directory).encode(), str(int(mode)).encode()])
+        files = checkpoint.adopt(directory, t.number, t.config, t.num_shards)
+        if mode is checkpoint.Mode.ALL and files.num_rows != num_keys:
+            raise CheckpointError(
+                f"{directory} holds {files.num_rows} rows after the save, but the servers hold {num_keys} keys of table "
+                f"{t.name!r}: was something pushed during the save, or is the disk full?"
+            )
+        return files
+
+    def _load_table(self, t: _Table, directory: Path) -> None:
+        files = checkpoint.inspect(directory, t.config)
+        with checkpoint.staged(directory, t.number, t.num_shards) as path:
+            self._admin(Command.LOAD_ONE_TABLE, t, [str(path).encode(), b"0"])
+        counts = self._admin(Command.PRINT_TABLE_STAT, t, [])
+        num_keys = sum(int(np.frombuffer(reply.data, "<i8")[0]) for reply in counts)
+        if num_keys != files.num_rows:
+            raise CheckpointError(
+                f"the servers hold {num_keys} keys of table {t.name!r} after loading {files.num_rows} rows from {directory}: "
+                "load into empty servers, and start again after a failed load"
+            )
+
+    def _split(
+        self, t: _Table, keys_U: npt.NDArray[np.uint64]
+    ) -> Iterator[tuple[list[slice | npt.NDArray[np.intp]], list[npt.NDArray[np.uint64]]]]:
+        """Rounds of at most _MAX_KEYS_PER_REQUEST keys a server: (rows of each server, keys of each server)."""
+        if len(self._endpoints) == 1:
+            for start in range(0, len(keys_U), _MAX_KEYS_PER_REQUEST):
+                rows = slice(start, start + _MAX_KEYS_PER_REQUEST)
+                yield [rows], [keys_U[rows]]
+            return
+        server_U = t.server_of(keys_U)
+        rows_S = [np.flatnonzero(server_U == server) for server in range(len(self._endpoints))]
+        for start in range(0, max(map(len, rows_S)), _MAX_KEYS_PER_REQUEST):
+            parts = [rows[start : start + _MAX_KEYS_PER_REQUEST] for rows in rows_S]
+            yield list(parts), [keys_U[part] for part in parts]
+
+    def _ask_all(self, requests: Sequence[_Request | None], deadline: float) -> list[Reply | None]:
+        """Send one request to each server (None: nothing for it), then collect the answers; all servers work at once."""
+        connections: list[Connection | None] = [None] * len(requests)
+        replies: list[Reply | None] = [None] * len(requests)
+        try:
+            for server, request in enumerate(requests):
+                if request is not None:
+                    connections[server] = self._connection(server)
+                    request.send(connections[server], deadline)
+            for server, connection in enumerate(connections):
+                if connection is not None:
+                    replies[server] = connection.receive(deadline=deadline)
+        except BaseException:
+            for connection in connections:
+                if connection is not None:
+                    connection.close()
+            raise
+        with self._lock:
+            for server, connection in enumerate(connections):
+                if connection is not None and not self._closed:
+                    self._idle[server].append(connection)
+        return replies
+
+    def _ask(self, server: int, request: _Request, deadline: float) -> Reply | None:
+        requests: list[_Request | None] = [None] * len(self._endpoints)
+        requests[server] = request
+        return self._ask_all(requests, deadline)[server]
+
+    def _admin(self, command: Command, t: _Table, params: list[bytes]) -> list[Reply]:
+        deadline = time.monotonic() + self._admin_timeout_seconds
+        replies = self._ask_all([_Request(command, t.number, params=params)] * len(self._endpoints), deadline)
+        return [reply for reply in replies if reply is not None]
+
+    def _connection(self, server: int) -> Connection:
+        with self._lock:
+            if self._closed:
+                raise ServerError("this client is closed")
+            if self._idle[server]:
+                return self._idle[server].pop()
+        return Connection(self._endpoints[server], connect_timeout_seconds=self._connect_timeout_seconds)
+
+    @contextlib.contextmanager
+    def _pushing(self) -> Iterator[None]:
+        with self._lock:
+            self._num_pushing += 1
+        try:
+            yield
+        finally:
+            with self._no_push:
+                self._num_pushing -= 1
+                self._no_push.notify_all()
+
+
+class _Request:
+    def __init__(
+        self,
+        command: Command,
+        table: int,
+        *,
+        params: Sequence[bytes] = (),
+        data: Sequence[Buffer] = (),
+        attachment: Sequence[Buffer] = (),
+    ) -> None:
+        self._command, self._table, self._params, self._data, self._attachment = command, table, params, data, attachment
+
+    def send(self, connection: Connection | None, deadline: float) -> None:
+        assert connection is not None
+        connection.send(
+            self._command, self._table, deadline=deadline, params=self._params, data=self._data, attachment=self._attachment
+        )
+
+
+def _buffer(array: npt.NDArray[np.generic]) -> memoryview:
+    return memoryview(np.ascontiguousarray(array)).cast("B")
+
+
+def _checked(keys_U: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    assert keys_U.dtype == np.uint64 and keys_U.ndim == 1, (keys_U.dtype, keys_U.shape)
+    assert bool(keys_U.all()), "key 0 means padding and is never pulled or pushed"
+    return keys_U

@@ -1,0 +1,157 @@
+"""What a user may say about a sparse table. Sizes in floats, rates per update, counts in rows."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+# Divisible by 1 to 6, 8, 10, 12, 15, 20, 24, 30, 40, 60 and 120 servers: a checkpoint moves between those as it is.
+DEFAULT_NUM_SHARDS = 120
+
+Occurrences = Literal["sum", "mean"]
+_WeightBounds = tuple[float, float]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Rule(_Frozen):
+    learning_rate: float = Field(gt=0, description="Step size of the rule; unitless.")
+    weight_bounds: _WeightBounds = Field(
+        default=(-10.0, 10.0),
+        description="Lowest and highest value of each weight's change from its initial value; clipped after each update.",
+    )
+
+    @model_validator(mode="after")
+    def _bounds_hold_zero(self) -> _Rule:
+        low, high = self.weight_bounds
+        if not low < 0 < high:
+            raise ValueError(f"weight_bounds is [{low}, {high}]: the lower must be below 0 and the upper above 0")
+        return self
+
+
+class Sgd(_Rule):
+    """w -= learning_rate * g"""
+
+    rule: Literal["sgd"] = "sgd"
+    learning_rate: float = Field(default=0.05, gt=0, description="Step size of the rule; unitless.")
+    occurrences: Occurrences = Field(
+        default="sum", description="How the gradients of one key's occurrences in a push become its g: sum or mean."
+    )
+
+
+class AdaGrad(_Rule):
+    """w -= learning_rate * g * sqrt(a0 / (a0 + a)); a += mean over the width of g^2. One accumulator a per key."""
+
+    rule: Literal["adagrad"] = "adagrad"
+    learning_rate: float = Field(default=0.05, gt=0, description="Step size of the rule; unitless.")
+    initial_accumulator: float = Field(
+        default=3.0, gt=0, description="a0: how much squared gradient it takes until steps shrink noticeably."
+    )
+    occurrences: Occurrences = Field(
+        default="mean", description="How the gradients of one key's occurrences in a push become its g: sum or mean."
+    )
+
+
+class AdaGradElementwise(AdaGrad):
+    """AdaGrad with one accumulator per element: width + 1 more floats a key instead of 2."""
+
+    rule: Literal["adagrad_elementwise"] = "adagrad_elementwise"  # type: ignore[assignment]
+
+
+class Adam(_Rule):
+    """Adam with both moments per element, and a step count per key (its own updates, not the job's)."""
+
+    rule: Literal["adam"] = "adam"
+    learning_rate: float = Field(default=0.001, gt=0, description="Step size of the rule; unitless.")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the first moment, per update of the key.")
+    beta2: float = Field(default=0.999, ge=0, lt=1, description="Decay of the second moment, per update of the key.")
+    epsilon: float = Field(default=1e-8, gt=0, description="Added to the root of the second moment.")
+    occurrences: Occurrences = Field(
+        default="sum", description="How the gradients of one key's occurrences in a push become its g: sum or mean."
+    )
+
+
+class AdamShared(Adam):
+    """Adam whose two moments are shared by all elements of a key's embedding: 4 more floats a key instead of 2 * width."""
+
+    rule: Literal["adam_shared"] = "adam_shared"  # type: ignore[assignment]
+
+
+Optimizer = Annotated[Sgd | AdaGrad | AdaGradElementwise | Adam | AdamShared, Field(discriminator="rule")]
+
+
+class Lifecycle(_Frozen):
+    """What a day boundary (`Client.end_day`) does to a key. Scores are in the unit of the table's score weights."""
+
+    show_click_decay: float = Field(
+        default=1.0, gt=0, le=1, description="Shows and clicks of every key are multiplied by this at a day boundary."
+    )
+    delete_below_score: float = Field(
+        default=0.0, ge=0, description="A key whose decayed score is below this is deleted at a day boundary."
+    )
+    delete_after_unseen_days: int | None = Field(
+        default=None, ge=1, description="A key not trained for more than this many day boundaries is deleted; null: never."
+    )
+
+
+class TableConfig(_Frozen):
+    """One sparse table: 64-bit key -> first-order weight and embedding."""
+
+    width: int = Field(default=16, ge=1, le=4096, description="Floats of an embedding, the first-order weight not counted.")
+    first_order: bool = Field(default=True, description="A trained scalar per key beside its embedding (the linear term).")
+    optimizer: Optimizer = Field(default_factory=AdaGrad, description="The update rule that the server applies.")
+    initial_range: float = Field(
+        default=0.01, ge=0, description="Initial embeddings are uniform in [-initial_range, initial_range)."
+    )
+    unclicked_weight: float = Field(default=1.0, ge=0, description="Score of a show without a click.")
+    clicked_weight: float = Field(default=1.0, ge=0, description="Score of a show with a click.")
+    admission: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**31,
+        description="Score from which on a key has an embedding; below, only its first-order weight. null: from the start.",
+    )
+    lifecycle: Lifecycle = Field(default_factory=Lifecycle, description="Decay and eviction at day boundaries.")
+    shards: int | None = Field(
+        default=None, ge=1, le=10_000, description="Parts of the table; a multiple of the number of servers. null: chosen."
+    )
+
+    @property
+    def pull_width(self) -> int:
+        """Floats of one pulled row: the first-order weight, if the table has one, then the embedding."""
+        return self.width + self.first_order
+
+    def num_shards(self, num_servers: int) -> int:
+        """Parts of the table on this many servers: always a multiple of it, or the last server would get too few."""
+        if self.shards is None:
+            return DEFAULT_NUM_SHARDS if DEFAULT_NUM_SHARDS % num_servers == 0 else num_servers * -(-DEFAULT_NUM_SHARDS // num_servers)
+        if self.shards % num_servers:
+            lower = self.shards // num_servers * num_servers
+            raise ValueError(
+                f"shards is {self.shards}, which is no multiple of the {num_servers} servers: "
+                f"use {lower or num_servers} or {lower + num_servers}, or leave it out"
+            )
+        return self.shards
+
+
+Tables = dict[str, TableConfig]
+
+
+def table_id(name: str) -> int:
+    """The number under which servers know a table: made from its name, so that adding tables moves no files."""
+    return zlib.crc32(name.encode()) & 0x7FFF_FFFF
+
+
+def table_ids(tables: Tables) -> dict[str, int]:
+    """table_id of every table; ValueError in the improbable case that two names share one."""
+    ids = {name: table_id(name) for name in tables}
+    by_id: dict[int, str] = {}
+    for name, number in ids.items():
+        if number in by_id:
+            raise ValueError(f"tables {by_id[number]!r} and {name!r} have names with the same checksum: rename one")
+        by_id[number] = name
+    return ids

@@ -1,0 +1,83 @@
+"""Paddle's description of the tables (a PSParameter in text form), made from TableConfigs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pserver.config import AdaGrad, Adam, TableConfig, Tables, table_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_RULES = {
+    "sgd": "SparseNaiveSGDRule",
+    "adagrad": "SparseAdaGradSGDRule",
+    "adagrad_elementwise": "StdAdaGradSGDRule",
+    "adam": "SparseAdamSGDRule",
+    "adam_shared": "SparseSharedAdamSGDRule",
+}
+# brpc refuses larger requests by default (64 MiB); the client cuts its own at a few MiB, Paddle's own client does not.
+_GFLAGS = "-max_body_size=2147483647 -bthread_concurrency=40 -socket_max_unwritten_bytes=2048000000"
+_NEVER_DAYS = 1e30
+
+
+def describe(tables: Tables, num_servers: int, *, num_trainers: int = 1, worker: bool = False, gflags: Sequence[str] = ()) -> str:
+    """PSParameter text for `init_server`, or (worker=True) for Paddle's own `init_worker`.
+
+    gflags: more flags of the server process, e.g. "-pserver_table_save_max_retry=1".
+    """
+    from google.protobuf import text_format
+    from paddle.distributed.fleet.proto import the_one_ps_pb2 as pb
+
+    if num_servers < 1:
+        raise ValueError(f"num_servers is {num_servers}: at least 1 is needed")
+    ps = pb.PSParameter()
+    ps.init_gflags = " ".join([_GFLAGS, *gflags])
+    sides = [ps.server_param.downpour_server_param.downpour_table_param]
+    if worker:
+        sides.append(ps.worker_param.downpour_worker_param.downpour_table_param)
+    for side in sides:
+        for name, number in table_ids(tables).items():
+            _describe_table(side.add(), name, number, tables[name], num_servers, num_trainers, pb.PS_SPARSE_TABLE)
+    service = ps.server_param.downpour_server_param.service_param
+    service.server_class, service.client_class, service.service_class = "BrpcPsServer", "BrpcPsClient", "BrpcPsService"
+    service.start_server_port, service.server_thread_num = 0, 12
+    return str(text_format.MessageToString(ps))
+
+
+def _describe_table(
+    table: Any, name: str, number: int, config: TableConfig, num_servers: int, num_trainers: int, kind: int
+) -> None:
+    table.table_id, table.table_class, table.type = number, "MemorySparseTable", kind
+    table.shard_num = config.num_shards(num_servers)
+    table.compress_in_save = False  # gzip takes three times as long
+    accessor = table.accessor
+    accessor.accessor_class = "CtrCommonAccessor"  # a pull returns [show, click, first-order weight, embedding...]
+    accessor.fea_dim = config.width + 3
+    accessor.embedx_dim = config.width
+    accessor.embedx_threshold = config.admission or 0
+    ctr = accessor.ctr_accessor_param
+    ctr.nonclk_coeff, ctr.click_coeff = config.unclicked_weight, config.clicked_weight
+    ctr.base_threshold = ctr.delta_threshold = 0
+    ctr.delta_keep_days = _NEVER_DAYS
+    ctr.ssd_unseenday_threshold = 1
+    life = config.lifecycle
+    ctr.show_click_decay_rate = life.show_click_decay
+    ctr.delete_threshold = life.delete_below_score
+    ctr.delete_after_unseen_days = _NEVER_DAYS if life.delete_after_unseen_days is None else life.delete_after_unseen_days
+    ctr.show_scale = False  # the client has divided by the occurrences already, where the optimizer asks for it
+    ctr.zero_init = True
+    for rule in (accessor.embed_sgd_param, accessor.embedx_sgd_param):
+        optimizer = config.optimizer
+        rule.name = _RULES[optimizer.rule]
+        for part in (rule.naive, rule.adagrad, rule.adam):
+            part.learning_rate = optimizer.learning_rate
+            part.initial_range = 0.0  # the table stores changes from an initial vector that the client knows
+            part.weight_bounds.extend(optimizer.weight_bounds)
+        if isinstance(optimizer, AdaGrad):
+            rule.adagrad.initial_g2sum = optimizer.initial_accumulator
+        if isinstance(optimizer, Adam):
+            rule.adam.beta1_decay_rate, rule.adam.beta2_decay_rate = optimizer.beta1, optimizer.beta2
+            rule.adam.ada_epsilon = optimizer.epsilon
+    common = table.common
+    common.name, common.table_name, common.trainer_num, common.sync, common.entry = "sgd", name, num_trainers, False, "none"

@@ -1,0 +1,73 @@
+"""Initial embeddings that every process computes alike from (seed, table, key), without asking a server.
+
+Paddle's servers draw initial values from generators that no seed controls. So servers start every key at 0 and store the
+*change*; the effective embedding is initial(key) + change. initial(key) is a row of a codebook of 65,536 vectors, chosen
+by the key's low 16 bits (keys are mixed, so neighbours in meaning are not neighbours here).
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from pserver.config import TableConfig
+
+_NUM_ROWS = 1 << 16
+_ROW_MASK = np.uint64(_NUM_ROWS - 1)
+
+
+class Initializer:
+    """The initial embeddings of one table, and who has one."""
+
+    def __init__(self, table: str, config: TableConfig, seed: int) -> None:
+        self._config = config
+        self._codebook_RK = codebook(table, config.width, config.initial_range, seed)
+
+    def admitted(
+        self, shows_U: npt.NDArray[np.float32], clicks_U: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.bool_]:
+        """Which keys have an embedding: those whose score reaches the admission score. float32, as the server adds it up."""
+        if self._config.admission is None:
+            return np.ones(len(shows_U), np.bool_)
+        score_U = (shows_U - clicks_U) * np.float32(self._config.unclicked_weight)
+        score_U += clicks_U * np.float32(self._config.clicked_weight)
+        return np.asarray(score_U >= np.float32(self._config.admission))
+
+    def add_to(
+        self,
+        change_UK: npt.NDArray[np.float32],
+        keys_U: npt.NDArray[np.uint64],
+        admitted_U: npt.NDArray[np.bool_],
+    ) -> None:
+        """Turn changes into effective embeddings, in place: add the initial vectors; zero where not admitted."""
+        if self._config.initial_range:
+            change_UK += self._codebook_RK[(keys_U & _ROW_MASK).astype(np.intp)]
+        if self._config.admission is not None:
+            change_UK[~admitted_U] = 0
+
+
+def codebook(table: str, width: int, initial_range: float, seed: int) -> npt.NDArray[np.float32]:
+    """float32 [65536, width], uniform in [-initial_range, initial_range): the same on every platform and numpy version.
+
+    Element i (row-major) is splitmix64's output i of the state (seed, table): Steele, Lea, Flood 2014, with its 24 high
+    bits as the fraction.
+    """
+    start = _splitmix64(np.array([(seed & (1 << 64) - 1) ^ (zlib.crc32(table.encode()) << 32)], np.uint64))
+    with np.errstate(over="ignore"):
+        state = start + np.arange(1, _NUM_ROWS * width + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    fraction = (_splitmix64(state) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    return ((fraction * 2 - 1) * np.float32(initial_range)).reshape(_NUM_ROWS, width)
+
+
+def _splitmix64(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The output function of splitmix64."""
+    z = state
+    with np.errstate(over="ignore"):
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

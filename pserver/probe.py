@@ -1,0 +1,54 @@
+"""Questions to a running server from outside, without Paddle: is it there, what are its metrics, stop.
+
+A server's port also answers HTTP. The server process itself cannot be asked through Python: Paddle holds its GIL.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+
+from pserver.errors import ServerError
+from pserver.wire import Command, Connection
+
+_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def is_healthy(host: str, port: int, *, timeout_seconds: float = 1.0) -> bool:
+    """Does the server accept requests? False when nothing, or something else, answers."""
+    try:
+        with _NO_PROXY.open(f"http://{_bracketed(host)}:{port}/health", timeout=timeout_seconds) as answer:
+            return bool(answer.status == 200 and answer.read(16).strip() == b"OK")
+    except (OSError, ValueError, urllib.error.URLError):
+        return False
+
+
+def brpc_metrics(host: str, port: int, *, timeout_seconds: float = 2.0) -> dict[str, float]:
+    """The numbers of the server's /brpc_metrics page by name; labels stay in the name. Raises ServerError."""
+    try:
+        with _NO_PROXY.open(f"http://{_bracketed(host)}:{port}/brpc_metrics", timeout=timeout_seconds) as answer:
+            text = answer.read().decode()
+    except (OSError, ValueError) as error:
+        raise ServerError(f"parameter server {host}:{port} gives no metrics: {error}") from error
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.rpartition(" ")
+        if name and not line.startswith("#"):
+            found[name] = float(value)
+    return found
+
+
+def stop(host: str, port: int, *, timeout_seconds: float = 5.0) -> None:
+    """Ask the server to end in order: it answers, then its process leaves `run_server`. Raises ServerError."""
+    deadline = time.monotonic() + timeout_seconds
+    connection = Connection(f"{host}:{port}", connect_timeout_seconds=timeout_seconds)
+    try:
+        connection.send(Command.STOP_SERVER, 0, deadline=deadline)
+        connection.receive(deadline=deadline)
+    finally:
+        connection.close()
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
