@@ -247,7 +247,7 @@ def _gpu() -> Iterator[Finding]:
         if not has_wheel:
             yield Finding("ok", "GPU", f"{found}; not used, because the CPU build of Paddle is installed")
         elif major < 6 or major > 8:
-            remedy = "use one of compute capability 6.1 to 8.6, or the CPU: on others the wheel's kernels silently do nothing"
+            remedy = "use one of compute capability 6.1 to 8.6: on others the wheel's kernels silently do nothing"
             yield Finding("fail", "GPU", found, remedy)
         else:
             yield Finding("ok", "GPU", found)

@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from data_pipeline.config import DataConfig
 from pserver.config import TableConfig
-from trainer.models.config import ModelConfig
+from trainer.models.config import KINDS, ModelConfig
 from trainer.settings import TrainConfig
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -203,14 +203,24 @@ class _AcrossError(ValueError):
 
 def _check_across(job: JobConfig) -> Iterator[Problem]:
     """What no section can see by itself."""
+    if job.model.kind not in KINDS:
+        yield Problem(
+            "model.kind",
+            f"there is no model {job.model.kind!r}{_did_you_mean(job.model.kind, KINDS)} Known: {', '.join(KINDS)}.",
+        )
     for index, feature in enumerate(job.data.sparse):
         if feature.table not in job.tables:
             yield Problem(
                 f"data.sparse.{index}.table",
                 f"feature {feature.name!r} uses the table {feature.table!r}, which `tables` does not declare"
-                f"{_did_you_mean(feature.table, job.tables)}. Declared: {', '.join(job.tables)}. Add it under "
+                f"{_did_you_mean(feature.table, job.tables)} Declared: {', '.join(job.tables)}. Add it under "
                 "`tables`, or name one of those.",
             )
+    for name, table in job.tables.items():
+        try:
+            table.num_shards(job.cluster.servers)
+        except ValueError as error:
+            yield Problem(f"tables.{name}.shards", f"{error} (cluster.servers = {job.cluster.servers})")
     ports = job.cluster.server_ports
     if ports is not None:
         if len(ports) != job.cluster.servers:
@@ -249,14 +259,12 @@ class _Loader(yaml.SafeLoader):
     traps in a job file.
     """
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, yaml.Mark] = {}
         for key_node, _ in node.value:
             if key_node.tag == _MERGE:
                 continue
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
                 message = f"the key {key!r} stands twice (first on line {seen[key].line + 1})"
                 raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
@@ -264,6 +272,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in [
     ("merge", r"^<<$", ["<"]),
     ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
@@ -271,8 +280,10 @@ for _tag, _pattern, _first in [
     ("int", r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$", list("-+0123456789")),
     (
         "float",
-        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        (
+            r"^(?:[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+            r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+        ),
         list("-+0123456789."),
     ),
 ]:
@@ -348,7 +359,10 @@ def _absolute(value: Any) -> Any:
 def _absolute_paths(raw: dict[str, Any]) -> dict[str, Any]:
     """A copy of the job with its paths made absolute from the working directory."""
     out = dict(raw)
-    for section, keys in {"data": ("train", "eval"), "checkpoint": ("directory",)}.items():
+    for section, keys in {
+        "data": ("train", "eval", "fitted", "quarantine_directory"),
+        "checkpoint": ("directory",),
+    }.items():
         block = out.get(section)
         if isinstance(block, dict):
             out[section] = {key: _absolute(value) if key in keys else value for key, value in block.items()}
@@ -364,7 +378,7 @@ def _absolute_paths(raw: dict[str, Any]) -> dict[str, Any]:
 
 def _did_you_mean(given: str, known: Iterable[str], prefix: str = "") -> str:
     near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {prefix}{near[0]}?" if near else ""
+    return f"; did you mean {prefix}{near[0]}?" if near else "."
 
 
 def _members(kind: Any) -> Iterator[Any]:
@@ -440,8 +454,10 @@ def _locate(root: type[BaseModel], raw: Any, location: tuple[str | int, ...]) ->
             path.append(step)
             parents, kinds = kinds, _inside(kinds, step)
             value = value.get(step) if isinstance(value, Mapping) else value[int(step)]
+        elif isinstance(step, int):  # one entry written without its list, which the model made a list of
+            kinds = _inside(kinds, step)
         else:
-            kinds = [kind for kind in kinds if _is_member(kind, str(step))] or kinds
+            kinds = [kind for kind in kinds if _is_member(kind, step)] or kinds
     return _Place(tuple(path), kinds, parents)
 
 
@@ -473,7 +489,7 @@ def _message(place: _Place, item: Any) -> str:
         parent = ".".join(map(str, place.path[:-1]))
         prefix = f"{parent}." if parent else ""
         hint = _did_you_mean(str(place.path[-1]), known, prefix)
-        return f"unknown key{hint or '.'} Allowed in {parent or 'a job'}: {', '.join(known)}"
+        return f"unknown key{hint} Allowed in {parent or 'a job'}: {', '.join(known)}"
     if item["type"] == "missing":
         return f"is required and missing{meaning}"
     if item["type"] == "value_error":

@@ -50,7 +50,7 @@ def build_app() -> App:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command; returns its exit code. Errors go to standard error, and with ``--json`` to standard output too."""
+    """Runs one command; returns its exit code. Errors go to standard error, with ``--json`` to standard output too."""
     try:
         code = build_app()(list(arguments))
     except CycloptsError as error:

@@ -1,0 +1,224 @@
+"""The job file: what is accepted, and that every refusal names the key, the value, what is allowed and the remedy."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from trainer.config import ConfigError, JobConfig
+
+MINIMAL = """
+name: small
+data:
+  train: data/train
+  labels: [click]
+  sparse:
+    - {name: user, column: user}
+    - {name: item, column: item, table: item}
+tables:
+  default: {width: 8}
+  item: {width: 8, optimizer: {rule: adam, learning_rate: 0.01}}
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str = MINIMAL) -> Path:
+        path = tmp_path / "job.yaml"
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        JobConfig.load(path, overrides)
+    return str(caught.value)
+
+
+def test_minimal_job_has_defaults_for_the_rest(write) -> None:
+    job = JobConfig.load(write())
+    assert (job.cluster.servers, job.cluster.trainers, job.train.epochs) == (1, 1, 1)
+    assert job.tables["item"].optimizer.rule == "adam"
+    assert job.run_dir == str(Path.cwd() / "runs" / "small")
+    assert job.checkpoint_directory == Path.cwd() / "runs" / "small" / "checkpoints"
+
+
+def test_paths_are_taken_from_the_working_directory_and_addresses_stay(write, tmp_path: Path) -> None:
+    job = JobConfig.load(write(), ["data.eval=[a/b, 's3://bucket/key', /abs]", "checkpoint.directory=../c"])
+    assert job.data.train == (str(tmp_path / "data/train"),)
+    assert job.data.eval == (str(tmp_path / "a/b"), "s3://bucket/key", "/abs")
+    assert job.checkpoint_directory == tmp_path.parent / "c"
+
+
+def test_the_children_get_the_same_job(write) -> None:
+    job = JobConfig.load(write())
+    assert JobConfig.parse(json.loads(job.model_dump_json())) == job
+
+
+def test_the_whole_job_as_yaml_is_the_same_job(write, tmp_path: Path) -> None:
+    job = JobConfig.load(write())
+    again = tmp_path / "again.yaml"
+    again.write_text(job.to_yaml())
+    assert JobConfig.load(again) == job
+
+
+def test_key_space_survives_the_way_to_the_children(write) -> None:
+    # A feature's key space depends on whether its table was written down.
+    job = JobConfig.load(write())
+    again = JobConfig.parse(json.loads(job.model_dump_json()))
+    assert [f.space for f in again.data.sparse] == [f.space for f in job.data.sparse] == ["user", "item"]
+
+
+@pytest.mark.parametrize(
+    ("override", "read"),
+    [
+        ("cluster.trainers=4", lambda j: j.cluster.trainers == 4),
+        ("train.epochs = 2", lambda j: j.train.epochs == 2),
+        ("data.sparse.1.table=default", lambda j: j.data.sparse[1].table == "default"),
+        ("data.sparse[0].name=u", lambda j: j.data.sparse[0].name == "u"),
+        ("model.tower=[32, 16]", lambda j: j.model.tower == (32, 16)),
+        ("tables.item.optimizer.learning_rate=1e-4", lambda j: j.tables["item"].optimizer.learning_rate == 1e-4),
+        ("tables.item={width: 4}", lambda j: j.tables["item"].width == 4),
+        ("data.labels=[no]", lambda j: j.data.labels == ("no",)),
+        ("data.labels=[2024-01-01]", lambda j: j.data.labels == ("2024-01-01",)),
+        ("data.labels=['00']", lambda j: j.data.labels == ("00",)),
+        ("data.labels=[00]", lambda j: j.data.labels == ("00",)),
+        ("cluster.server_ports=null", lambda j: j.cluster.server_ports is None),
+    ],
+)
+def test_override(write, override: str, read: Any) -> None:
+    assert read(JobConfig.load(write(), [override]))
+
+
+def test_later_overrides_win(write) -> None:
+    assert JobConfig.load(write(), ["seed=1", "seed=2"]).seed == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("cluster.trainrs=4", ["cluster.trainrs", "did you mean cluster.trainers?", "servers"]),
+        ("clustr.trainers=4", ["clustr: unknown key", "did you mean cluster?"]),
+        ("data.sparse.0.colum=x", ["data.sparse.0.colum", "did you mean data.sparse.0.column?"]),
+        ("data.dense={colums: [a]}", ["data.dense.colums", "did you mean data.dense.columns?"]),
+        ("data.dense=[{columns: [a], fil: 0}]", ["data.dense.0.fil", "did you mean data.dense.0.fill?"]),
+        ("tables.item.optimizer.learning_rat=1", ["did you mean tables.item.optimizer.learning_rate?"]),
+        ("tables.item.widht=1", ["did you mean tables.item.width?"]),
+        ("zzzzzz=1", ["zzzzzz: unknown key.", "Allowed in a job: checkpoint, cluster"]),
+        ("tables.item.optimizer={rule: adagrda}", ["tables.item.optimizer", "adagrda", "adagrad"]),
+        ("cluster.servers=0", ["cluster.servers", "greater than or equal to 1", "got 0", "Parameter servers"]),
+        ("cluster.servers=two", ["cluster.servers", "integer", "got 'two'"]),
+        ("tables.item.width=0", ["tables.item.width", "got 0", "Floats of an embedding"]),
+        ("data.labels=[]", ["data.labels", "at least 1"]),
+        ("model.kind=depfm", ["model.kind", "depfm", "did you mean deepfm?", "lr"]),
+        ("data.sparse.1.table=itm", ["data.sparse.1.table", "'itm'", "did you mean item?", "Declared: default, item"]),
+        ("cluster.server_ports=[1, 2]", ["cluster.server_ports", "2 ports for cluster.servers = 1"]),
+        ("cluster={servers: 2, server_ports: [7, 7]}", ["port 7 is given twice"]),
+        ("cluster={server_ports: [7], coordinator_port: 7}", ["port 7 is given twice"]),
+        ("cluster.server_ports=[70000]", ["cluster.server_ports.0", "65535"]),
+        ("cluster.servers=3", None),
+        ("tables.item.shards=7", None),
+        ("control={heartbeat_seconds: 5, lost_after_seconds: 6}", ["control.lost_after_seconds", "two heartbeats"]),
+        ("name=a b", ["name", "letters, digits"]),
+        ("cluster.trainers", ["write --set key=value"]),
+        ("data.sparse.7.name=x", ["data.sparse is a list of 2 entries"]),
+        ("name.first=x", ["name is 'small'"]),
+        ("seed=[1", ["not readable as YAML"]),
+    ],
+)
+def test_refusals_name_key_value_and_remedy(write, override: str, words: list[str] | None) -> None:
+    if words is None:  # fits by itself; only together with something else would it not
+        JobConfig.load(write(), [override])
+        return
+    message = refusal(write(), override)
+    for word in words:
+        assert word in message
+
+
+def test_shards_must_fit_the_servers(write) -> None:
+    message = refusal(write(), "cluster.servers=2", "tables.item.shards=7")
+    assert "tables.item.shards" in message
+    assert "6 or 8" in message
+
+
+def test_all_problems_are_told_at_once(write) -> None:
+    with pytest.raises(ConfigError) as caught:
+        JobConfig.load(write(), ["cluster.trainrs=4", "cluster.servers=0", "tables.item.width=-1"])
+    assert {problem.path for problem in caught.value.problems} == {
+        "cluster.trainrs",
+        "cluster.servers",
+        "tables.item.width",
+    }
+
+
+def test_missing_required_key_says_what_it_is(write) -> None:
+    message = refusal(write("name: x\ndata: {sparse: [{name: a}]}\n"))
+    assert "data.labels: is required and missing (Label columns" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["this is empty"]),
+        ("- a\n- b\n", ["this is a list"]),
+        ("name: a\n name: b: c\n", ["line 2", "YAML"]),
+        ("name: a\nname: b\n", ["line 2", "'name' stands twice (first on line 1)"]),
+    ],
+)
+def test_unreadable_files(write, text: str, words: list[str]) -> None:
+    message = refusal(write(text))
+    for word in words:
+        assert word in message
+
+
+def test_a_missing_file_names_the_job_files_beside_it(write, tmp_path: Path) -> None:
+    write()
+    assert "job.yaml" in refusal(tmp_path / "jobs.yaml")
+    assert "working directory" in refusal(tmp_path / "nowhere" / "job.yaml")
+
+
+def test_a_folder_is_no_job_file(tmp_path: Path) -> None:
+    assert "cannot be read" in refusal(tmp_path)
+
+
+def test_anchors_and_merges_work(write) -> None:
+    job = JobConfig.load(write(MINIMAL.replace("  item: {width: 8,", "  other: &t {width: 8}\n  item: {<<: *t,")))
+    assert job.tables["item"].width == 8
+
+
+def _models(kind: type[BaseModel], seen: set[type[BaseModel]]) -> set[type[BaseModel]]:
+    if kind in seen:
+        return seen
+    seen.add(kind)
+    pending: list[Any] = [field.annotation for field in kind.model_fields.values()]
+    while pending:
+        annotation = pending.pop()
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            _models(annotation, seen)
+        pending += getattr(annotation, "__args__", ())
+    return seen
+
+
+def test_every_field_of_a_job_is_documented() -> None:
+    undocumented = [
+        f"{model.__name__}.{name}"
+        for model in _models(JobConfig, set())
+        for name, field in model.model_fields.items()
+        if not field.description and name != "rule"
+    ]
+    assert undocumented == []
+
+
+def test_every_section_refuses_unknown_keys_and_changes() -> None:
+    for model in _models(JobConfig, set()):
+        assert model.model_config.get("extra") == "forbid", model
+        assert model.model_config.get("frozen") is True, model
