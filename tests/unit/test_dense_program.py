@@ -1,0 +1,201 @@
+"""The dense programs against float64 NumPy: forward, gradients of every input, the optimizer step, state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from data_pipeline.batch import Batch, TableKeys
+from trainer.models import ModelConfig
+from trainer.program import DenseProgram, ListFeature, TableLayout
+from trainer.settings import DenseOptimizerConfig
+
+B, D, W, U = 6, 3, 4, 9
+LAYOUTS = [
+    TableLayout("user", W + 1, True, ("u1", "u2")),
+    TableLayout(
+        "item", W + 1, True, ("i1",), (ListFeature("tags", "mean"), ListFeature("words", "sum", weighted=True))
+    ),
+]
+
+
+def _batch(rng: np.random.Generator) -> Batch:
+    tags = np.array([[1, 2, 2], [0, 0, 0], [3, 0, 0], [9, 9, 1], [0, 0, 0], [4, 5, 6]], np.int32)
+    words = np.array([[1, 0], [2, 3], [0, 0], [4, 4], [7, 8], [9, 0]], np.int32)
+    weights = (rng.random((B, 2)) * (words > 0)).astype(np.float32)
+    single_user = rng.integers(0, U + 1, (B, 2)).astype(np.int32)
+    single_item = rng.integers(0, U + 1, (B, 1)).astype(np.int32)
+    keys = np.arange(1, U + 1, dtype=np.uint64)
+    return Batch(
+        num_rows=B,
+        dense_BD=rng.standard_normal((B, D)).astype(np.float32),
+        labels_BL=rng.integers(0, 2, (B, 1)).astype(np.float32),
+        tables={
+            "user": TableKeys(keys, {"u1": single_user[:, 0], "u2": single_user[:, 1]}, single_user, ("u1", "u2")),
+            "item": TableKeys(
+                keys,
+                {"i1": single_item[:, 0], "tags": tags, "words": words},
+                single_item,
+                ("i1",),
+                {"words": weights},
+            ),
+        },
+        spans=(),
+        sample_weight_B=rng.random(B).astype(np.float32),
+    )
+
+
+def _pooled(batch: Batch, rows: dict[str, np.ndarray]) -> np.ndarray:
+    """Row by row in float64: [B, 5, W + 1] in the order u1, u2, i1, tags, words."""
+    out = np.zeros((B, 5, W + 1))
+    value = {name: np.vstack([np.zeros(W + 1), rows[name].astype(np.float64)]) for name in rows}
+    for b in range(B):
+        user, item = batch.tables["user"], batch.tables["item"]
+        out[b, 0], out[b, 1] = (value["user"][user.index[n][b]] for n in ("u1", "u2"))
+        out[b, 2] = value["item"][item.index["i1"][b]]
+        tags = [t for t in item.index["tags"][b] if t]
+        if tags:
+            out[b, 3] = sum(value["item"][t] for t in tags) / len(tags)
+        for position, word in enumerate(item.index["words"][b]):
+            if word:
+                out[b, 4] += item.weights["words"][b, position] * value["item"][word]
+    return out
+
+
+def _loss(
+    kind: str, batch: Batch, rows: dict[str, np.ndarray], dense: dict[str, np.ndarray]
+) -> tuple[float, np.ndarray]:
+    """Summed weighted loss and logits, in float64 and with loops over pairs."""
+    pooled = _pooled(batch, rows)
+    dense = {k: v.astype(np.float64) for k, v in dense.items()}
+    logit = pooled[:, :, 0].sum(axis=1)
+    vectors = pooled[:, :, 1:]
+    if kind in ("lr", "fm"):
+        logit = logit + dense["bias"][0] + batch.dense_BD.astype(np.float64) @ dense["dense.weight"][:, 0]
+    if kind in ("fm", "deepfm"):
+        for i in range(5):
+            for j in range(i):
+                logit = logit + (vectors[:, i] * vectors[:, j]).sum(axis=1)
+    if kind == "deepfm":
+        x = np.concatenate([vectors.reshape(B, -1), batch.dense_BD.astype(np.float64)], axis=1)
+        for layer in range(2):
+            x = np.maximum(x @ dense[f"tower.hidden.{layer}.weight"] + dense[f"tower.hidden.{layer}.bias"], 0)
+        logit = logit + (x @ dense["tower.output.weight"] + dense["tower.output.bias"])[:, 0]
+    label = batch.labels_BL[:, 0]
+    row_loss = np.logaddexp(0, logit) - label * logit
+    return float((row_loss * batch.sample_weight_B).sum()), logit
+
+
+def _numeric_gradient(function, array: np.ndarray) -> np.ndarray:
+    gradient, step = np.zeros(array.shape), 1e-5
+    wide = array.astype(np.float64)
+    for place in np.ndindex(array.shape):
+        up, down = wide.copy(), wide.copy()
+        up[place] += step
+        down[place] -= step
+        gradient[place] = (function(up) - function(down)) / (2 * step)
+    return gradient
+
+
+def _program(kind: str, **optimizer: float) -> DenseProgram:
+    return DenseProgram(
+        LAYOUTS,
+        num_dense=D,
+        num_labels=1,
+        model=ModelConfig(kind=kind, tower=(5, 4)),
+        optimizer=DenseOptimizerConfig(**optimizer),
+        seed=11,
+        rank=0,
+    )
+
+
+@pytest.mark.parametrize("kind", ["lr", "fm", "deepfm"])
+def test_forward_and_all_gradients(kind: str) -> None:
+    rng = np.random.default_rng(5)
+    batch, program = _batch(rng), _program(kind)
+    rows = {name: rng.standard_normal((U, W + 1)).astype(np.float32) for name in ("user", "item")}
+    dense = program.parameters()
+    result = program.gradients(batch, rows)
+    loss, logit = _loss(kind, batch, rows, dense)
+    np.testing.assert_allclose(result.logit_BY[:, 0], logit, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(program.predict(batch, rows)[:, 0], logit, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(result.flat_N[-2:], [loss, batch.sample_weight_B.sum()], rtol=2e-5)
+    for name, values in rows.items():
+        expected = _numeric_gradient(lambda v, n=name: _loss(kind, batch, {**rows, n: v}, dense)[0], values)
+        np.testing.assert_allclose(result.tables[name], expected, rtol=1e-3, atol=2e-4)
+    offset = 0
+    for name, size in program.sizes.items():
+        expected = _numeric_gradient(lambda v, n=name: _loss(kind, batch, rows, {**dense, n: v})[0], dense[name])
+        got = result.flat_N[offset : offset + size].reshape(expected.shape)
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-4, err_msg=name)
+        offset += size
+    assert offset == program.num_floats == len(result.flat_N) - 2
+
+
+def test_apply_is_adam_with_decoupled_decay() -> None:
+    rng = np.random.default_rng(6)
+    program = _program("deepfm", learning_rate=0.01, beta1=0.8, beta2=0.9, epsilon=1e-6, weight_decay=0.1)
+    weights = {k: v.astype(np.float64) for k, v in program.parameters().items()}
+    first = {k: np.zeros(v.shape) for k, v in weights.items()}
+    second = {k: np.zeros(v.shape) for k, v in weights.items()}
+    for step in range(1, 5):
+        flat = rng.standard_normal(program.num_floats).astype(np.float32)
+        program.apply(flat, 7.0)
+        offset = 0
+        for name, size in program.sizes.items():
+            gradient = flat[offset : offset + size].astype(np.float64).reshape(weights[name].shape) / 7.0
+            offset += size
+            first[name] = 0.8 * first[name] + 0.2 * gradient
+            second[name] = 0.9 * second[name] + 0.1 * gradient**2
+            if weights[name].ndim > 1:
+                weights[name] *= 1 - 0.01 * 0.1
+            rate = 0.01 * np.sqrt(1 - 0.9**step) / (1 - 0.8**step)
+            weights[name] -= rate * first[name] / (np.sqrt(second[name]) + 1e-6 * np.sqrt(1 - 0.9**step))
+    for name, value in program.parameters().items():
+        np.testing.assert_allclose(value, weights[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_state_moves_to_another_program_exactly() -> None:
+    rng = np.random.default_rng(7)
+    one, two = _program("deepfm"), _program("deepfm")
+    for value in one.parameters():
+        np.testing.assert_array_equal(one.parameters()[value], two.parameters()[value])  # the seed decides
+    flats = [rng.standard_normal(one.num_floats).astype(np.float32) for _ in range(4)]
+    for flat in flats[:2]:
+        one.apply(flat, 3.0)
+    two.load_state(one.state())
+    for flat in flats[2:]:
+        one.apply(flat, 3.0)
+        two.apply(flat, 3.0)
+    for name, value in one.state().items():
+        np.testing.assert_array_equal(value, two.state()[name], err_msg=name)
+
+
+def test_state_of_another_model_is_refused() -> None:
+    program = _program("deepfm")
+    with pytest.raises(ValueError, match="another model"):
+        program.load_state(_program("lr").state())
+    state = program.state()
+    state["tower.output.weight"] = np.zeros((2, 2), np.float32)
+    with pytest.raises(ValueError, match=r"tower\.output\.weight is \[2, 2\]"):
+        program.load_state(state)
+
+
+def test_a_batch_without_any_id_trains_and_scores() -> None:
+    program = _program("deepfm")
+    full = _batch(np.random.default_rng(8))
+    none = TableKeys(np.zeros(0, np.uint64), {}, np.zeros((B, 2), np.int32), ("u1", "u2"))
+    item = TableKeys(
+        np.zeros(0, np.uint64),
+        {"tags": np.zeros((B, 1), np.int32), "words": np.zeros((B, 1), np.int32)},
+        np.zeros((B, 1), np.int32),
+        ("i1",),
+        {"words": np.zeros((B, 1), np.float32)},
+    )
+    batch = replace(full, tables={"user": none, "item": item})
+    rows = {name: np.zeros((0, W + 1), np.float32) for name in ("user", "item")}
+    result = program.gradients(batch, rows)
+    assert np.isfinite(result.flat_N).all()
+    assert result.tables["user"].shape == (0, W + 1)

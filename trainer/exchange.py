@@ -1,0 +1,168 @@
+"""Pulls ahead of the step and pushes behind it, within a bound on how stale a pulled value may be.
+
+One thread pulls, one pushes; both spend their time inside Paddle without the GIL. The step that trains batch t uses
+values that lack at most the pushes of the `max_staleness_steps` batches before t (of this trainer).
+
+Legend: B batch rows, F features, U unique keys of a table, W floats of a pulled row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+from data_pipeline.batch import Batch, TableKeys
+from pserver.client import Client
+
+Floats = NDArray[np.float32]
+
+
+def occurrences(keys: TableKeys, labels_B: Floats) -> tuple[Floats, Floats]:
+    """How often each unique key stands in the batch, and how often in rows with label 1: ([U], [U])."""
+    size = len(keys.keys_U) + 1
+    shows_P, clicks_P = np.zeros(size), np.zeros(size)
+    arrays = [keys.single_BF] if keys.single_BF.size else []
+    arrays += [index for name, index in keys.index.items() if name not in keys.single_names]
+    for index_BL in arrays:
+        flat = index_BL.ravel()
+        shows_P += np.bincount(flat, minlength=size)
+        clicks_P += np.bincount(flat, weights=np.repeat(labels_B, index_BL.shape[1]), minlength=size)
+    return shows_P[1:].astype(np.float32), clicks_P[1:].astype(np.float32)
+
+
+class Exchange:
+    """Iterator of (batch, pulled values by table); `push` or `skip` must follow each item, in order.
+
+    Args:
+        client: connection to the servers.
+        batches: this trainer's batches; drawn in the pulling thread.
+        max_staleness_steps: see the module's docstring.
+        embedding_l2: L2 penalty per occurrence, added to the gradients before the push.
+    """
+
+    def __init__(
+        self, client: Client, batches: Iterator[Batch], *, max_staleness_steps: int, embedding_l2: float = 0.0
+    ) -> None:
+        self._client, self._batches, self._l2 = client, batches, embedding_l2
+        self._staleness = max_staleness_steps
+        self._settled = 0  # batches whose push has reached the servers, or that were skipped
+        self._changed = threading.Condition()
+        self._closed = False
+        self._error: BaseException | None = None
+        self._ready: queue.Queue[tuple[Batch, dict[str, Floats]] | None] = queue.Queue(maxsize=max_staleness_steps + 1)
+        self._pushes: queue.Queue[tuple[Batch, Mapping[str, Floats], Mapping[str, Floats]] | None] = queue.Queue()
+        self._taken = 0
+        self.seconds = {"pull": 0.0, "push": 0.0}
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
+            for name, work in (("pull", self._pull_all), ("push", self._push_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __iter__(self) -> Exchange:
+        return self
+
+    def __next__(self) -> tuple[Batch, dict[str, Floats]]:
+        while True:
+            self._raise_error()
+            try:
+                item = self._ready.get(timeout=0.2)
+                break
+            except queue.Empty:
+                continue
+        if item is None:
+            self._ready.put(None)
+            self._raise_error()
+            raise StopIteration
+        self._taken += 1
+        return item
+
+    def push(self, batch: Batch, rows: Mapping[str, Floats], gradients: Mapping[str, Floats]) -> None:
+        """Send the gradients of the item just taken; returns at once."""
+        self._pushes.put((batch, rows, gradients))
+
+    def skip(self) -> None:
+        """The item just taken changes nothing."""
+        self._settle()
+
+    def drain(self) -> None:
+        """Return when every push so far is applied on the servers."""
+        with self._changed:
+            while self._settled < self._taken and self._error is None:
+                self._changed.wait(0.2)
+        self._raise_error()
+
+    def close(self) -> None:
+        """End both threads. Batches pulled but not taken are dropped."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._pushes.put(None)
+        while any(t.is_alive() for t in self._threads):
+            with contextlib.suppress(queue.Empty):
+                self._ready.get(timeout=0.05)
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  handed to the training thread
+            with self._changed:
+                self._error = self._error or error
+                self._changed.notify_all()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _settle(self) -> None:
+        with self._changed:
+            self._settled += 1
+            self._changed.notify_all()
+
+    def _pull_all(self) -> None:
+        for number, batch in enumerate(self._batches):
+            with self._changed:
+                while self._settled < number - self._staleness and not self._closed and self._error is None:
+                    self._changed.wait()
+                if self._closed or self._error is not None:
+                    return
+            start = time.perf_counter()
+            rows = {name: self._client.pull(name, keys.keys_U) for name, keys in batch.tables.items()}
+            self.seconds["pull"] += time.perf_counter() - start
+            self._ready.put((batch, rows))
+        self._ready.put(None)
+
+    def _push_all(self) -> None:
+        while (item := self._pushes.get()) is not None:
+            start = time.perf_counter()
+            batch, rows, gradients = item
+            labels_B = batch.labels_BL[:, 0]
+            for name, keys in batch.tables.items():
+                if not len(keys.keys_U):
+                    continue
+                shows_U, clicks_U = occurrences(keys, labels_B)
+                grads_UW = gradients[name]
+                if self._l2:
+                    grads_UW = grads_UW + self._l2 * shows_U[:, None] * rows[name]
+                self._client.push(name, keys.keys_U, grads_UW, shows_U, clicks_U)
+            self.seconds["push"] += time.perf_counter() - start
+            self._settle()

@@ -1,0 +1,206 @@
+"""The training step, in the order the data takes through it.
+
+All trainers run the same steps: one AllReduce a step carries the dense gradients, the row weight and the control flags.
+So every decision (skip, stop, checkpoint, end of epoch) is taken by all at the same step without another message.
+
+Legend: N floats of the dense gradient, T trainers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.batch import Span
+from trainer.dense_sync import DenseSync
+from trainer.exchange import Exchange
+from trainer.metrics import ClickMetrics
+from trainer.program import DenseProgram
+
+
+class Slot(IntEnum):
+    """Places behind the gradients in the AllReduce buffer; every one is a sum over trainers."""
+
+    LOSS = 0
+    WEIGHT = 1
+    ROWS = 2
+    BAD = 3
+    STOP = 4
+    CHECKPOINT = 5
+
+
+class BadStepsError(RuntimeError):
+    """More steps than allowed had a loss or gradient that is not finite."""
+
+
+class RowsLostError(RuntimeError):
+    """An epoch trained another number of rows than the data holds."""
+
+
+@dataclass
+class Phases:
+    """Seconds spent in each phase of the step, by name."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _mark: float = field(default_factory=time.perf_counter)
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._mark = time.perf_counter()
+
+    def end(self, phase: str) -> None:
+        """The time since the last mark belongs to `phase`."""
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._mark
+        self._mark = now
+
+
+@dataclass
+class Progress:
+    """Where training stands. Rows and loss are those of all trainers."""
+
+    epoch: int = 0
+    step: int = 0
+    rows: int = 0
+    epoch_rows: int = 0
+    bad_steps: int = 0
+    bad_rows: int = 0
+    loss_sum: float = 0.0
+    weight_sum: float = 0.0
+    last_loss: float | None = None
+
+
+@dataclass
+class Signals:
+    """Set from other threads, read once a step. Each trainer's wish counts for all."""
+
+    stop: bool = False
+    checkpoint: bool = False
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What all trainers agreed on in one step."""
+
+    epoch_over: bool
+    stop: bool
+    checkpoint: bool
+
+
+class TrainLoop:
+    """Runs epochs over an `Exchange`. One per trainer; call from the main thread.
+
+    Args:
+        program: dense part.
+        sync: the trainers' group.
+        max_bad_steps: see `TrainConfig.max_bad_steps`.
+        on_step: called after every step with the spans of this trainer's batch, trained or skipped as bad.
+    """
+
+    def __init__(
+        self,
+        program: DenseProgram,
+        sync: DenseSync,
+        *,
+        max_bad_steps: int,
+        signals: Signals,
+        on_step: Callable[[Progress, tuple[Span, ...]], None],
+    ) -> None:
+        self._program, self._sync, self._signals, self._on_step = program, sync, signals, on_step
+        self._max_bad_steps = max_bad_steps
+        self._buffer_N = np.zeros(program.num_floats + len(Slot), np.float32)
+        self.progress = Progress()
+        self.running = ClickMetrics(bits=14)
+        self.phases = Phases()
+
+    def epoch(self, exchange: Exchange, *, synchronous: bool, on_checkpoint: Callable[[], None]) -> bool:
+        """Train until no trainer has rows left; False when a stop was agreed before that.
+
+        Args:
+            exchange: this trainer's batches of the epoch (or of what is left of it).
+            synchronous: wait for all trainers' pushes after every step.
+            on_checkpoint: called on all trainers at the same step boundary, with no push in flight on this trainer.
+
+        Raises:
+            BadStepsError, PeerLostError, and whatever reading, pulling or pushing raised.
+        """
+        self.progress.epoch_rows = 0
+        while True:
+            outcome = self._step(exchange)
+            if outcome.checkpoint or outcome.epoch_over or synchronous:
+                exchange.drain()
+            if synchronous:
+                self._sync.barrier()
+            if outcome.epoch_over:
+                return True
+            if outcome.checkpoint:
+                self._signals.checkpoint = False
+                on_checkpoint()
+            if outcome.stop:
+                exchange.drain()
+                return False
+
+    def _step(self, exchange: Exchange) -> StepOutcome:
+        program, progress, phases, buffer_N = self._program, self.progress, self.phases, self._buffer_N
+        count = program.num_floats
+        phases.start()
+        item = next(exchange, None)
+        phases.end("wait")
+        tail = buffer_N[count:]
+        buffer_N[:] = 0.0
+        gradients = None
+        if item is not None:
+            batch, rows = item
+            gradients = program.gradients(batch, rows)
+            phases.end("compute")
+            tail[Slot.ROWS] = batch.num_rows
+            if _all_finite(gradients.flat_N, *gradients.tables.values()):
+                buffer_N[:count] = gradients.flat_N[:count]
+                tail[Slot.LOSS], tail[Slot.WEIGHT] = gradients.flat_N[count:]
+                self.running.update(gradients.logit_BY[:, 0], batch.labels_BL[:, 0])
+            else:
+                tail[Slot.BAD] = 1.0
+        tail[Slot.STOP], tail[Slot.CHECKPOINT] = self._signals.stop, self._signals.checkpoint
+        self._sync.sum(buffer_N)
+        phases.end("allreduce")
+        agreed = {slot: float(tail[slot]) for slot in Slot}
+        progress.step += 1
+        progress.rows += int(agreed[Slot.ROWS])
+        progress.epoch_rows += int(agreed[Slot.ROWS])
+        bad = agreed[Slot.BAD] > 0 or not np.isfinite(agreed[Slot.LOSS])
+        if agreed[Slot.ROWS] > 0 and not bad and agreed[Slot.WEIGHT] > 0:
+            program.apply(buffer_N[:count], agreed[Slot.WEIGHT])
+            progress.loss_sum += agreed[Slot.LOSS]
+            progress.weight_sum += agreed[Slot.WEIGHT]
+            progress.last_loss = agreed[Slot.LOSS] / agreed[Slot.WEIGHT]
+        phases.end("apply")
+        if item is not None and gradients is not None:
+            if bad:
+                exchange.skip()
+            else:
+                exchange.push(*item, gradients.tables)
+            phases.end("push")
+        if bad:
+            self._count_bad_step(int(agreed[Slot.ROWS]))
+        self._on_step(progress, () if item is None else item[0].spans)
+        return StepOutcome(agreed[Slot.ROWS] == 0, agreed[Slot.STOP] > 0, agreed[Slot.CHECKPOINT] > 0)
+
+    def _count_bad_step(self, rows: int) -> None:
+        self.progress.bad_steps += 1
+        self.progress.bad_rows += rows
+        if self.progress.bad_steps > self._max_bad_steps:
+            raise BadStepsError(
+                f"{self.progress.bad_steps} steps ({self.progress.bad_rows} rows) had a loss or gradient that is not "
+                f"finite; train.max_bad_steps allows {self._max_bad_steps}. Look at the data with `paddlewheel data "
+                "check`, lower the learning rates, or raise the limit."
+            )
+
+
+def _all_finite(*arrays: NDArray[np.float32]) -> bool:
+    """A sum is finite only if every term is, unless finite terms overflow float64, which float32 cannot."""
+    return all(bool(np.isfinite(a.sum(dtype=np.float64))) for a in arrays)

@@ -1,0 +1,313 @@
+"""The dense part as static programs: forward and gradients, the optimizer step, prediction.
+
+Three programs share one scope. `gradients` ends at one flat float32 array, so that the host can sum it over trainers,
+read the control flags beside it and skip a bad step before anything is changed; `apply` takes the summed array.
+
+Legend: B batch rows, F features, L ids of a list, U unique keys of a table, W floats of a pulled row, D dense columns,
+Y labels, N floats of the flat gradient.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+
+from trainer.models import ModelConfig, build
+from trainer.models.base import FeatureSpec, ModelInputs, SequenceInput, Variable
+from trainer.settings import DenseOptimizerConfig
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ListFeature:
+    """A feature whose rows hold any number of ids."""
+
+    name: str
+    pooling: str  # sum, mean or none
+    weighted: bool = False
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """How one table's features enter the program.
+
+    Attributes:
+        name: the table.
+        pull_width: floats of a pulled row, the first-order weight included.
+        first_order: whether column 0 of a pulled row is a first-order weight.
+        single: features with at most one id a row; they share one index array.
+        lists: the other features, an index array each.
+    """
+
+    name: str
+    pull_width: int
+    first_order: bool
+    single: Sequence[str]
+    lists: Sequence[ListFeature] = ()
+
+    @property
+    def width(self) -> int:
+        """Floats of an embedding."""
+        return self.pull_width - self.first_order
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What one batch asks to change.
+
+    Attributes:
+        flat_N: gradients of the summed loss for all dense parameters, then the loss summed over rows, then the summed
+            row weight.
+        tables: per table the gradient of the summed loss for every unique key, [U, W].
+        logit_BY: log-odds before the step.
+    """
+
+    flat_N: Floats
+    tables: Mapping[str, Floats]
+    logit_BY: Floats
+
+
+def feature_spec(layouts: Sequence[TableLayout], num_dense: int, num_labels: int) -> FeatureSpec:
+    """What a model may know of the features."""
+    fields: dict[str, int] = {}
+    sequences: dict[str, int] = {}
+    for layout in layouts:
+        fields.update(dict.fromkeys(layout.single, layout.width))
+        for feature in layout.lists:
+            (sequences if feature.pooling == "none" else fields)[feature.name] = layout.width
+    first_order = [name for layout in layouts if layout.first_order for name in layout.single]
+    first_order += [f.name for layout in layouts if layout.first_order for f in layout.lists if f.pooling != "none"]
+    return FeatureSpec(num_dense, fields, sequences, first_order, num_labels)
+
+
+class DenseProgram:
+    """Parameters, optimizer state and the programs over them. One per process; call from one thread.
+
+    Args:
+        layouts: the tables, in the job's order.
+        num_dense, num_labels: columns of a batch.
+        model: the job's `model` block.
+        optimizer: the job's `train.dense` block.
+        seed: initial parameters depend on this alone, so they are equal on every trainer.
+        rank: makes dropout differ between trainers.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[TableLayout],
+        *,
+        num_dense: int,
+        num_labels: int,
+        model: ModelConfig,
+        optimizer: DenseOptimizerConfig,
+        seed: int,
+        rank: int,
+    ) -> None:
+        paddle.enable_static()
+        self._layouts = layouts
+        self._scope = paddle.static.Scope()
+        self._executor = paddle.static.Executor(paddle.CPUPlace())
+        self._main, startup = paddle.static.Program(), paddle.static.Program()
+        startup.random_seed = self._main.random_seed = seed
+        paddle.seed(seed)
+        with _building(self._main, startup, "dense/"):
+            pulled, inputs = self._inputs(num_dense)
+            layer = build(feature_spec(layouts, num_dense, num_labels), model)
+            logit_BY = layer(inputs)
+            self._predict = self._main.clone(for_test=True)
+            label_BY = paddle.static.data("label", [-1, num_labels], "float32")
+            weight_B1 = paddle.static.data("row_weight", [-1, 1], "float32")
+            loss_BY = paddle.nn.functional.binary_cross_entropy_with_logits(logit_BY, label_BY, reduction="none")
+            loss = paddle.sum(loss_BY * weight_B1)
+            named = list(layer.named_parameters())
+            params = [p for _, p in named]
+            grads = paddle.static.gradients([loss], pulled + params)
+            parts = [paddle.reshape(g, [-1]) for g in grads[len(pulled) :]]
+            parts += [paddle.reshape(loss, [1]), paddle.reshape(paddle.sum(weight_B1), [1])]
+            flat = paddle.concat(parts)
+        self._logit, self._flat = logit_BY, flat
+        self._table_grads = grads[: len(pulled)]
+        self.sizes = {name: int(np.prod(p.shape)) for name, p in named}
+        self.num_floats = sum(self.sizes.values())
+        self._variables = {name: p.name for name, p in named}
+        apply_startup = self._build_apply(named, optimizer, seed)
+        with paddle.static.scope_guard(self._scope):
+            self._executor.run(startup)
+            self._executor.run(apply_startup)
+        paddle.seed(seed + 1_000_003 * (rank + 1))
+
+    def _inputs(self, num_dense: int) -> tuple[list[Variable], ModelInputs]:
+        static = paddle.static
+        pulled, groups, first_order, sequences = [], [], [], {}
+        for layout in self._layouts:
+            emb_UW = static.data(f"{layout.name}/rows", [-1, layout.pull_width], "float32")
+            emb_UW.stop_gradient = False
+            pulled.append(emb_UW)
+            # index 0 means "no id": a row of zeros that receives no update
+            rows_PW = paddle.concat([paddle.zeros([1, layout.pull_width], "float32"), emb_UW], axis=0)
+            order_P1, vector_PW = (rows_PW[:, :1], rows_PW[:, 1:]) if layout.first_order else (None, rows_PW)
+            if layout.single:
+                index_BF = static.data(f"{layout.name}/single", [-1, len(layout.single)], "int32")
+                flat = paddle.reshape(index_BF, [-1])
+                shape = [-1, len(layout.single)]
+                groups.append(paddle.reshape(paddle.gather(vector_PW, flat), [*shape, layout.width]))
+                if order_P1 is not None:
+                    weight_BF = paddle.reshape(paddle.gather(order_P1, flat), shape)
+                    first_order.append(paddle.sum(weight_BF, axis=1, keepdim=True))
+            for feature in layout.lists:
+                index_BL = static.data(f"{layout.name}/list/{feature.name}", [-1, -1], "int32")
+                mask_BL = paddle.cast(index_BL > 0, "float32")
+                emb_BLW = _lookup(vector_PW, index_BL, layout.width)
+                if feature.pooling == "none":
+                    sequences[feature.name] = SequenceInput(emb_BLW, mask_BL)
+                    continue
+                scale_BL = mask_BL
+                if feature.weighted:
+                    scale_BL = static.data(f"{layout.name}/weight/{feature.name}", [-1, -1], "float32") * mask_BL
+                    emb_BLW = emb_BLW * paddle.unsqueeze(scale_BL, -1)
+                total_B1 = paddle.sum(scale_BL, axis=1, keepdim=True)
+                divisor_B1 = paddle.where(total_B1 == 0, paddle.ones_like(total_B1), total_B1)
+                pooled_BW = paddle.sum(emb_BLW, axis=1)
+                groups.append(
+                    paddle.unsqueeze(pooled_BW / divisor_B1 if feature.pooling == "mean" else pooled_BW, axis=1)
+                )
+                if order_P1 is not None:
+                    weight_BL = paddle.squeeze(_lookup(order_P1, index_BL, 1), axis=[-1])
+                    order_B1 = paddle.sum(weight_BL * scale_BL, axis=1, keepdim=True)
+                    first_order.append(order_B1 / divisor_B1 if feature.pooling == "mean" else order_B1)
+        dense_BD = static.data("dense", [-1, num_dense], "float32") if num_dense else None
+        if first_order:
+            first_order_B1 = paddle.add_n(first_order) if len(first_order) > 1 else first_order[0]
+        else:
+            first_order_B1 = paddle.zeros([1, 1], "float32")
+        return pulled, ModelInputs(dense_BD, groups, first_order_B1, sequences)
+
+    def _build_apply(self, named: list[tuple[str, Any]], config: DenseOptimizerConfig, seed: int) -> Any:
+        self._apply, startup = paddle.static.Program(), paddle.static.Program()
+        startup.random_seed = seed
+        with _building(self._apply, startup, "apply/"):
+            block = self._apply.global_block()
+            flat = paddle.static.data("flat", [self.num_floats], "float32")
+            scale = paddle.static.data("scale", [1], "float32")
+            pairs, offset = [], 0
+            for (_, param), size in zip(named, self.sizes.values(), strict=True):
+                twin = block.create_parameter(name=param.name, shape=list(param.shape), dtype="float32")
+                twin.optimize_attr = param.optimize_attr
+                pairs.append((twin, paddle.reshape(flat[offset : offset + size] * scale, param.shape)))
+                offset += size
+            adam = paddle.optimizer.AdamW(
+                config.learning_rate,
+                beta1=config.beta1,
+                beta2=config.beta2,
+                epsilon=config.epsilon,
+                weight_decay=config.weight_decay,
+                apply_decay_param_fun={p.name for _, p in named if len(p.shape) > 1}.__contains__,
+            )
+            adam.apply_gradients(pairs)
+        for kind, by_param in adam._accumulators.items():  # noqa: SLF001  the only way to their names
+            for name, param in named:
+                self._variables[f"adam/{kind}/{name}"] = by_param[param.name].name
+        return startup
+
+    def feed(self, batch: Any, rows: Mapping[str, Floats]) -> dict[str, NDArray[Any]]:
+        """The arrays of a batch by the programs' input names. `rows` holds each table's pulled values [U, W]."""
+        feed: dict[str, NDArray[Any]] = {}
+        for layout in self._layouts:
+            keys = batch.tables[layout.name]
+            feed[f"{layout.name}/rows"] = rows[layout.name]
+            if layout.single:
+                feed[f"{layout.name}/single"] = keys.single_BF
+            for feature in layout.lists:
+                feed[f"{layout.name}/list/{feature.name}"] = keys.index[feature.name]
+                if feature.weighted:
+                    feed[f"{layout.name}/weight/{feature.name}"] = keys.weights[feature.name]
+        feed["dense"] = batch.dense_BD
+        return feed
+
+    def gradients(self, batch: Any, rows: Mapping[str, Floats]) -> Gradients:
+        """Forward and backward over one batch; changes nothing."""
+        feed = self.feed(batch, rows)
+        feed["label"] = batch.labels_BL
+        weight_B = batch.sample_weight_B
+        feed["row_weight"] = (
+            np.ones((batch.num_rows, 1), np.float32) if weight_B is None else weight_B.reshape(-1, 1).astype(np.float32)
+        )
+        flat, logit, *tables = self._run(self._main, feed, [self._flat, self._logit, *self._table_grads])
+        by_table = {
+            layout.name: np.zeros((0, layout.pull_width), np.float32) if grads is None else grads  # no key, no gradient
+            for layout, grads in zip(self._layouts, tables, strict=True)
+        }
+        return Gradients(flat, by_table, logit)
+
+    def apply(self, flat_N: Floats, total_weight: float) -> None:
+        """One Adam step with the gradient `flat_N / total_weight`, [num_floats]."""
+        scale = np.array([1.0 / total_weight], np.float32)
+        self._run(self._apply, {"flat": flat_N, "scale": scale}, [])
+
+    def predict(self, batch: Any, rows: Mapping[str, Floats]) -> Floats:
+        """Log-odds [B, Y], without dropout."""
+        (logit_BY,) = self._run(self._predict, self.feed(batch, rows), [self._logit])
+        return logit_BY
+
+    def _run(self, program: Any, feed: dict[str, NDArray[Any]], fetch: list[Variable]) -> list[Floats]:
+        known = {k: v for k, v in feed.items() if program.global_block().has_var(k)}
+        with paddle.static.scope_guard(self._scope):
+            result: list[Floats] = self._executor.run(program, feed=known, fetch_list=fetch)
+        return result
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Copies of all parameters and of Adam's moments and powers, by stable names."""
+        return {k: np.array(self._tensor(v)) for k, v in self._variables.items()}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Set everything that `state` names.
+
+        Raises:
+            ValueError: a name or a shape differs from this model's.
+        """
+        missing, extra = sorted(set(self._variables) - set(state)), sorted(set(state) - set(self._variables))
+        if missing or extra:
+            raise ValueError(
+                f"the saved dense part is of another model: it lacks {missing[:5]}, it has more {extra[:5]}"
+            )
+        for name, value in state.items():
+            tensor = self._tensor(self._variables[name])
+            if list(tensor.shape()) != list(value.shape):
+                raise ValueError(
+                    f"dense parameter {name} is {list(value.shape)} in the file, {tensor.shape()} in the job"
+                )
+            tensor.set(np.ascontiguousarray(value), paddle.CPUPlace())
+
+    def parameters(self) -> dict[str, NDArray[Any]]:
+        """Copies of the parameters alone."""
+        return {k: np.array(self._tensor(self._variables[k])) for k in self.sizes}
+
+    def _tensor(self, variable: str) -> Any:
+        return self._scope.find_var(variable).get_tensor()
+
+
+@contextmanager
+def _building(main: Any, startup: Any, prefix: str) -> Iterator[None]:
+    """Operators and variables of the block go to these programs, under names that do not depend on what came before."""
+    with (
+        warnings.catch_warnings(),
+        paddle.static.program_guard(main, startup),
+        paddle.utils.unique_name.guard(prefix),
+    ):
+        # a reminder of Paddle 1's broadcasting, at every operator between [B, X] and [B, 1]
+        warnings.filterwarnings("ignore", message=r"[\s\S]*has been unified with", category=DeprecationWarning)
+        yield
+
+
+def _lookup(rows_PW: Variable, index_BL: Variable, width: int) -> Variable:
+    """Rows by index, [B, L, W] with both B and L known only when the batch is."""
+    shape = paddle.shape(index_BL)
+    return paddle.reshape(paddle.gather(rows_PW, paddle.reshape(index_BL, [-1])), [shape[0], shape[1], width])

@@ -1,0 +1,47 @@
+"""The job's `train` block. Importable without Paddle."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class DenseOptimizerConfig(BaseModel):
+    """Adam on the dense parameters, the same on every trainer (Kingma and Ba, 2015; Loshchilov and Hutter, 2019)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Step size."""
+
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment per step."""
+
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment per step."""
+
+    epsilon: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled decay of weight matrices (not of biases), per step and relative to the learning rate."""
+
+
+class TrainConfig(BaseModel):
+    """How the job trains."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the training data."""
+
+    dense: DenseOptimizerConfig = DenseOptimizerConfig()
+    """Optimizer of the dense parameters."""
+
+    embedding_l2: float = Field(default=0.0, ge=0)
+    """L2 penalty on first-order weights and embeddings, per occurrence of a key in a row."""
+
+    max_staleness_steps: int = Field(default=1, ge=0)
+    """How many steps pulled embeddings may lag behind the newest push. 0: every step waits for the push before it."""
+
+    max_bad_steps: int = Field(default=10, ge=0)
+    """Steps with a loss or gradient that is not finite are skipped; more of them than this stop the job."""
