@@ -1,0 +1,126 @@
+"""What all tests share: no test leaves a process, a port or a temporary file; waiting is for an event, with a deadline.
+
+Every process that a test starts inherits this run's id in its environment, so leftovers are found even when their
+parent is gone; temporary files go to a folder of this run's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import psutil
+import pytest
+
+_RUN_VARIABLE = "PADDLEWHEEL_TEST_RUN"
+_RUN_ID = uuid.uuid4().hex
+_CHECKED_FOLDERS = ("integration", "chaos")
+_STOP_SECONDS = 10.0
+
+hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("ci", parent=hypothesis.settings.get_profile("default"), derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Marks this run and gives it a temporary folder; `tmp_path` stays where pytest puts it."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ[_RUN_VARIABLE] = _RUN_ID
+    folder = tempfile.mkdtemp(prefix="paddlewheel-tests-")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of whole processes are checked for what they leave behind."""
+    root = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(root) and item.path.relative_to(root).parts[0] in _CHECKED_FOLDERS:
+            item.add_marker(pytest.mark.processes)
+
+
+def _processes_of_this_run() -> set[psutil.Process]:
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(_RUN_VARIABLE) == _RUN_ID:
+                found.add(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return {process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE}
+
+
+def _own_listening_ports() -> set[int]:
+    connections = psutil.Process().net_connections(kind="inet")
+    return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"process {process.pid}: {' '.join(process.cmdline())[:200]}"
+    except psutil.NoSuchProcess:
+        return f"process {process.pid} (just ended)"
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test marked `processes` that leaves processes, listening ports or temporary files; ends what was left."""
+    if request.node.get_closest_marker("processes") is None:
+        yield
+        return
+    temporary = Path(tempfile.gettempdir())
+    processes, ports, files = _processes_of_this_run(), _own_listening_ports(), set(temporary.iterdir())
+    yield
+    deadline = time.monotonic() + _STOP_SECONDS
+    while _processes_of_this_run() - processes and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = _processes_of_this_run() - processes
+    findings = [_describe(process) for process in left]
+    findings += [f"port {port} is still listened on" for port in _own_listening_ports() - ports]
+    findings += [f"temporary file {file}" for file in set(temporary.iterdir()) - files]
+    for process in left:
+        process.kill()
+    if findings:
+        pytest.fail("left behind by the test:\n" + "\n".join(sorted(findings)), pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_outlives_the_run() -> Iterator[None]:
+    """The same for what fixtures of a module or of the session have started."""
+    yield
+    left = _processes_of_this_run()
+    findings = [_describe(process) for process in left]
+    for process in left:
+        process.kill()
+    assert not findings, "left behind by the run: " + ", ".join(findings)
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """`eventually(condition, seconds=10, what="...")`: waits until the condition holds, or fails."""
+
+    def wait(condition: Callable[[], object], *, seconds: float = 10.0, what: str = "") -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {seconds:g} s: {what or getattr(condition, '__name__', condition)}")
+            time.sleep(0.02)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with the public data sets (PADDLEWHEEL_TEST_DATA). Without it tests are skipped, but never in CI."""
+    folder = os.environ.get("PADDLEWHEEL_TEST_DATA")
+    if folder and Path(folder).is_dir():
+        return Path(folder)
+    if os.environ.get("CI"):
+        pytest.fail(f"PADDLEWHEEL_TEST_DATA={folder} is no folder")
+    pytest.skip("PADDLEWHEEL_TEST_DATA does not name the folder with the public data sets")
