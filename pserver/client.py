@@ -145,10 +145,9 @@ class Client:
                 f"pull of {len(keys_U)} keys from table {table!r} took longer than {self._pull_timeout_seconds} s"
             )
         shows_U, clicks_U = raw_UV[:, 0], raw_UV[:, 1]
-        values_UW = raw_UV[:, _PULLED_COUNTS + (1 - t.has_first_order) :].copy()
         admitted_U = t.initializer.admitted(shows_U, clicks_U)
-        t.initializer.add_to(values_UW[:, t.has_first_order :], keys_U, admitted_U)
-        return Pulled(values_UW, shows_U, clicks_U, admitted_U)
+        change_UW = raw_UV[:, _PULLED_COUNTS + (1 - t.has_first_order) :]
+        return Pulled(t.initializer.effective(change_UW, keys_U, admitted_U), shows_U, clicks_U, admitted_U)
 
     def push(
         self,

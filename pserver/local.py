@@ -1,0 +1,105 @@
+"""Parameter servers on this machine for as long as a `with` block lasts: for tests, benchmarks and one-machine tools."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from typing import IO, TYPE_CHECKING
+
+from pserver import probe
+from pserver.errors import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from pserver.config import Tables
+
+_POLL_SECONDS = 0.02
+_STOP_SECONDS = 10.0
+
+
+class LocalServers:
+    """Running server processes. endpoints: "127.0.0.1:port" in rank order."""
+
+    def __init__(self, endpoints: tuple[str, ...], processes: tuple[subprocess.Popen[str], ...]) -> None:
+        self.endpoints = endpoints
+        self.processes = processes
+
+
+@contextlib.contextmanager
+def local_servers(
+    tables: Tables,
+    num_servers: int,
+    log_directory: Path,
+    *,
+    gflags: Sequence[str] = (),
+    start_timeout_seconds: float = 60.0,
+) -> Iterator[LocalServers]:
+    """Start servers on free ports, wait until they are healthy; stop them in order afterwards, whatever happened.
+
+    Logs go to `log_directory/pserver-<rank>.log`. Raises ServerError when one does not become healthy in time. They also
+    stop when this process dies, whatever the cause.
+    """
+    endpoints = tuple(f"127.0.0.1:{port}" for port in _free_ports(num_servers))
+    spec = {
+        "tables": {name: table.model_dump() for name, table in tables.items()},
+        "endpoints": endpoints,
+        "gflags": list(gflags),
+        "exit_on_stdin_eof": True,
+    }
+    with contextlib.ExitStack() as stack:
+        logs = [stack.enter_context((log_directory / f"pserver-{r}.log").open("w")) for r in range(num_servers)]
+        processes = tuple(stack.enter_context(_server({**spec, "rank": r}, log)) for r, log in enumerate(logs))
+        stack.callback(_stop_all, processes)
+        deadline = time.monotonic() + start_timeout_seconds
+        for rank, (endpoint, process) in enumerate(zip(endpoints, processes, strict=True)):
+            host, port = endpoint.rsplit(":", 1)
+            while not probe.is_healthy(host, int(port)):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise ServerError(
+                        f"parameter server {rank} at {endpoint} did not start (exit code {process.returncode}); "
+                        f"its log: {log_directory / f'pserver-{rank}.log'}"
+                    )
+                time.sleep(_POLL_SECONDS)
+        yield LocalServers(endpoints, processes)
+
+
+@contextlib.contextmanager
+def _server(spec: dict[str, object], log: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pserver.child"], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, start_new_session=True
+    )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(json.dumps(spec) + "\n")
+        process.stdin.flush()
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+
+
+def _stop_all(processes: Sequence[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + _STOP_SECONDS
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
