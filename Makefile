@@ -41,8 +41,9 @@ $(STAMP): pyproject.toml setup.py
 
 proto: $(PROTO)  ## the coordinator's gRPC code, after an edit of its .proto file
 
-$(PROTO): trainer/coordinator/coordinator.proto trainer/coordinator/generate.py | $(STAMP)
-	$(BIN)/python -m trainer.coordinator.generate
+$(PROTO): trainer/coordinator/coordinator.proto setup.py | $(STAMP)
+	$(BIN)/python setup.py --quiet build_proto
+	@touch $@
 
 quickstart: $(STAMP) $(PROTO)  ## makes click data, trains on it with 2 servers and 2 trainers, evaluates
 	@if [ ! -f data/quickstart/best.json ]; then $(BIN)/paddlewheel data synth data/quickstart --rows 400k --seed 1; fi
