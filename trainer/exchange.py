@@ -12,7 +12,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 
 import numpy as np
@@ -57,12 +57,14 @@ class Exchange:
         self._changed = threading.Condition()
         self._closed = False
         self._error: BaseException | None = None
-        self._ready: queue.Queue[tuple[Batch, dict[str, Floats]] | None] = queue.Queue(maxsize=max_staleness_steps + 1)
+        self._ready: queue.Queue[tuple[Batch, dict[str, Floats]] | BaseException] = queue.Queue(
+            maxsize=max_staleness_steps + 1
+        )
         self._pushes: queue.Queue[tuple[Batch, Mapping[str, Floats], Mapping[str, Floats]] | None] = queue.Queue()
         self._taken = 0
         self.seconds = {"pull": 0.0, "push": 0.0}
         self._threads = [
-            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
+            threading.Thread(target=work, name=name, daemon=True)
             for name, work in (("pull", self._pull_all), ("push", self._push_all))
         ]
         for thread in self._threads:
@@ -75,16 +77,15 @@ class Exchange:
         while True:
             self._raise_error()
             try:
-                item = self._ready.get(timeout=0.2)
+                item = self._ready.get(timeout=0.2)  # so that a failed push is noticed while no batch comes
                 break
             except queue.Empty:
                 continue
-        if item is None:
-            self._ready.put(None)
-            self._raise_error()
-            raise StopIteration
-        self._taken += 1
-        return item
+        if isinstance(item, tuple):
+            self._taken += 1
+            return item
+        self._ready.put(item)
+        raise item
 
     def push(self, batch: Batch, rows: Mapping[str, Floats], gradients: Mapping[str, Floats]) -> None:
         """Send the gradients of the item just taken; returns at once."""
@@ -121,13 +122,10 @@ class Exchange:
     ) -> None:
         self.close()
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001  handed to the training thread
-            with self._changed:
-                self._error = self._error or error
-                self._changed.notify_all()
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -139,30 +137,38 @@ class Exchange:
             self._changed.notify_all()
 
     def _pull_all(self) -> None:
-        for number, batch in enumerate(self._batches):
-            with self._changed:
-                while self._settled < number - self._staleness and not self._closed and self._error is None:
-                    self._changed.wait()
-                if self._closed or self._error is not None:
-                    return
-            start = time.perf_counter()
-            rows = {name: self._client.pull(name, keys.keys_U) for name, keys in batch.tables.items()}
-            self.seconds["pull"] += time.perf_counter() - start
-            self._ready.put((batch, rows))
-        self._ready.put(None)
+        """Puts pulled batches in order, then StopIteration or the error that ended them."""
+        try:
+            for number, batch in enumerate(self._batches):
+                with self._changed:
+                    while self._settled < number - self._staleness and not self._closed and self._error is None:
+                        self._changed.wait()
+                    if self._closed or self._error is not None:
+                        return
+                start = time.perf_counter()
+                rows = {name: self._client.pull(name, keys.keys_U) for name, keys in batch.tables.items()}
+                self.seconds["pull"] += time.perf_counter() - start
+                self._ready.put((batch, rows))
+        except BaseException as error:  # noqa: BLE001  raised again in the training thread
+            self._ready.put(error)
+        else:
+            self._ready.put(StopIteration())
 
     def _push_all(self) -> None:
-        while (item := self._pushes.get()) is not None:
-            start = time.perf_counter()
-            batch, rows, gradients = item
-            labels_B = batch.labels_BL[:, 0]
-            for name, keys in batch.tables.items():
-                if not len(keys.keys_U):
-                    continue
-                shows_U, clicks_U = occurrences(keys, labels_B)
+        try:
+            while (item := self._pushes.get()) is not None:
+                start = time.perf_counter()
+                self._push(*item)
+                self.seconds["push"] += time.perf_counter() - start
+                self._settle()
+        except BaseException as error:  # noqa: BLE001  raised again in the training thread
+            self._fail(error)
+
+    def _push(self, batch: Batch, rows: Mapping[str, Floats], gradients: Mapping[str, Floats]) -> None:
+        for name, keys in batch.tables.items():
+            if len(keys.keys_U):
+                shows_U, clicks_U = occurrences(keys, batch.labels_BL[:, 0])
                 grads_UW = gradients[name]
                 if self._l2:
                     grads_UW = grads_UW + self._l2 * shows_U[:, None] * rows[name]
                 self._client.push(name, keys.keys_U, grads_UW, shows_U, clicks_U)
-            self.seconds["push"] += time.perf_counter() - start
-            self._settle()

@@ -1,0 +1,59 @@
+"""AllReduce between real processes: sums, identical bits, and a peer that dies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.ports import free_port
+
+_PROGRAM = """
+import json, os, sys
+import numpy as np
+from trainer.dense_sync import DenseSync, PeerLostError
+
+rank, trainers, port, dies = (int(a) for a in sys.argv[1:])
+sync = DenseSync(rank, trainers, f"127.0.0.1:{port}", interface="lo")
+floats = np.random.default_rng(rank).standard_normal(100_003).astype(np.float32)
+sync.sum(floats)
+found = {"bits": floats.tobytes().hex()[:4000], "sum": float(floats.sum()), "gather": sync.gather(rank * 10**15 + 1)}
+if dies == rank:
+    os.kill(os.getpid(), 9)
+try:
+    for _ in range(3):
+        sync.sum(floats)
+    found["lost"] = None
+except PeerLostError as error:
+    found["lost"] = str(error)
+print(json.dumps(found), flush=True)
+os._exit(0)
+"""
+
+
+def _run(trainers: int, dies: int = -1) -> list[dict]:
+    port = free_port()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(rank), str(trainers), str(port), str(dies)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(trainers)
+    ]
+    outputs = [p.communicate(timeout=60)[0] for p in processes]
+    return [json.loads(o.splitlines()[-1]) for rank, o in enumerate(outputs) if rank != dies]
+
+
+def test_every_trainer_gets_the_same_bits() -> None:
+    found = _run(3)
+    assert all(f == found[0] for f in found)
+    assert found[0]["gather"] == [1, 10**15 + 1, 2 * 10**15 + 1]
+    assert found[0]["lost"] is None
+
+
+def test_a_dead_peer_ends_the_sum_on_all_others() -> None:
+    found = _run(3, dies=1)
+    assert len(found) == 2
+    assert all(f["lost"] is not None for f in found)

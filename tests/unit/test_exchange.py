@@ -1,0 +1,132 @@
+"""How stale a pull may be, errors of both threads, and the counts that go with a push."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from data_pipeline.batch import Batch, TableKeys
+from trainer.exchange import Exchange, occurrences
+
+
+def _batch(number: int) -> Batch:
+    single = np.array([[1, 0], [1, 2]], np.int32)
+    tags = np.array([[2, 2, 1], [0, 0, 0]], np.int32)
+    keys = TableKeys(np.array([7, 8], np.uint64), {"a": single[:, 0], "b": single[:, 1], "t": tags}, single, ("a", "b"))
+    return Batch(
+        num_rows=2,
+        dense_BD=np.zeros((2, 0), np.float32),
+        labels_BL=np.array([[1.0], [0.0]], np.float32),
+        tables={"default": keys},
+        spans=(),
+        num_skipped_rows=number,
+    )
+
+
+class _Table:
+    """A server of one counter: a pull returns how many pushes it has seen."""
+
+    def __init__(self, fail_pull_at: int | None = None, *, fail_push: bool = False) -> None:
+        self.pushes: list[tuple] = []
+        self.pulls = 0
+        self.fail_pull_at, self.fail_push = fail_pull_at, fail_push
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def pull(self, table: str, keys_U: np.ndarray) -> np.ndarray:
+        self.pulls += 1
+        if self.pulls - 1 == self.fail_pull_at:
+            raise ConnectionError("no server")
+        return np.full((len(keys_U), 1), len(self.pushes), np.float32)
+
+    def push(self, table: str, *arrays: np.ndarray) -> None:
+        assert self.gate.wait(20)
+        if self.fail_push:
+            raise ConnectionError("push refused")
+        self.pushes.append(arrays)
+
+
+def test_occurrences_count_every_id_and_its_label() -> None:
+    batch = _batch(0)
+    shows, clicks = occurrences(batch.tables["default"], batch.labels_BL[:, 0])
+    np.testing.assert_array_equal(shows, [3, 3])  # key 7: a, a, t; key 8: b, t, t
+    np.testing.assert_array_equal(clicks, [2, 2])
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_a_pull_never_lacks_more_pushes_than_allowed(staleness: int) -> None:
+    table = _Table()
+    seen = []
+    with Exchange(table, iter(map(_batch, range(20))), max_staleness_steps=staleness) as exchange:
+        for number, (batch, rows) in enumerate(exchange):
+            seen.append(number - rows["default"][0, 0])
+            exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
+        exchange.drain()
+        assert len(table.pushes) == 20
+    assert max(seen) <= staleness
+    if staleness == 0:
+        assert seen == [0] * 20
+
+
+def test_pulls_do_run_ahead_of_a_slow_push() -> None:
+    table = _Table()
+    table.gate.clear()
+    with Exchange(table, iter(map(_batch, range(5))), max_staleness_steps=2) as exchange:
+        lags = []
+        for number in range(3):
+            batch, rows = next(exchange)
+            lags.append(number - rows["default"][0, 0])
+            exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
+        assert lags == [0, 1, 2]
+        table.gate.set()
+
+
+def test_l2_is_per_occurrence() -> None:
+    table = _Table()
+    table.pushes.append(())  # so that the pulled value is 1
+    with Exchange(table, iter([_batch(0)]), max_staleness_steps=0, embedding_l2=0.5) as exchange:
+        batch, rows = next(exchange)
+        exchange.push(batch, rows, {"default": np.full((2, 1), 0.25, np.float32)})
+        exchange.drain()
+    _, grads, shows, _ = table.pushes[-1]
+    np.testing.assert_array_equal(grads[:, 0], 0.25 + 0.5 * shows)
+
+
+def test_a_failed_pull_reaches_the_training_thread() -> None:
+    with Exchange(_Table(fail_pull_at=1), iter(map(_batch, range(5))), max_staleness_steps=0) as exchange:
+        next(exchange)
+        exchange.skip()
+        with pytest.raises(ConnectionError, match="no server"):
+            next(exchange)
+
+
+def test_a_failed_push_reaches_the_training_thread() -> None:
+    with Exchange(_Table(fail_push=True), iter(map(_batch, range(5))), max_staleness_steps=0) as exchange:
+        batch, rows = next(exchange)
+        exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
+        with pytest.raises(ConnectionError, match="push refused"):
+            exchange.drain()
+        with pytest.raises(ConnectionError, match="push refused"):
+            next(exchange)
+
+
+def test_an_error_of_the_reader_reaches_the_training_thread() -> None:
+    def batches():
+        yield _batch(0)
+        raise ValueError("bad file")
+
+    with Exchange(_Table(), batches(), max_staleness_steps=0) as exchange:
+        next(exchange)
+        exchange.skip()
+        with pytest.raises(ValueError, match="bad file"):
+            next(exchange)
+
+
+def test_close_ends_the_threads_whatever_they_wait_for() -> None:
+    before = threading.active_count()
+    exchange = Exchange(_Table(), iter(map(_batch, range(100))), max_staleness_steps=1)
+    next(exchange)
+    exchange.close()
+    assert threading.active_count() == before
