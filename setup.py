@@ -1,7 +1,7 @@
 """Build step: generates the coordinator's gRPC code (everything else is in pyproject.toml).
 
-``pip install`` and ``pip install -e`` run it by themselves; ``make proto`` runs ``python setup.py build_proto`` after an
-edit of a .proto file. The generated files are not kept in the repository.
+``pip install`` and ``pip install -e`` run it by themselves; ``make proto`` runs ``python setup.py build_proto`` after
+an edit of a .proto file. The generated files are not kept in the repository.
 """
 
 from __future__ import annotations
