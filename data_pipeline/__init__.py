@@ -1,1 +1,5 @@
-"""From Parquet files to batches: schema, plan, keys, transforms and the loader."""
+"""Parquet -> checked, deterministic, exactly-once batches of keys and numbers."""
+
+from data_pipeline.errors import DataError
+
+__all__ = ["DataError"]

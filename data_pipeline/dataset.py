@@ -1,0 +1,240 @@
+"""The files of a job as a checked list of slices, and the order in which an epoch visits them.
+
+A slice is a run of rows of one row group; it is what a trainer is given, and its number is the same on every machine.
+"""
+
+import concurrent.futures
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_pipeline import schema
+from data_pipeline.config import DataConfig
+from data_pipeline.errors import DataError
+from data_pipeline.sources import SourceFile, discover
+
+_LARGE_ROW_GROUP_BYTES = 16 << 20
+
+
+class RowGroup(NamedTuple):
+    """One row group as its footer describes it. Column metadata is never touched: it aborts the process on some files."""
+
+    num_rows: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file that has passed the check."""
+
+    source: SourceFile
+    row_groups: tuple[RowGroup, ...]
+    columns: dict[str, schema.Column] = field(repr=False)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(g.num_rows for g in self.row_groups)
+
+
+class Slice(NamedTuple):
+    """Rows `row_start` to `row_start + num_rows` of a row group of a file; `file` indexes `Dataset.files`."""
+
+    index: int
+    file: int
+    row_group: int
+    row_start: int
+    num_rows: int
+
+
+def open_parquet(source: SourceFile) -> pq.ParquetFile:
+    """Opens a file so that a row group streams instead of being loaded whole."""
+    handle = source.path if source.uri_prefix == "" else source.filesystem.open_input_file(source.path)
+    return pq.ParquetFile(handle, pre_buffer=False, buffer_size=1 << 18, page_checksum_verification=True)
+
+
+def read_footer(source: SourceFile, config: DataConfig) -> DataFile:
+    """Checks one file. Raises DataError naming the file."""
+    if source.size == 0:
+        raise DataError(f"{source.name}: the file is empty (0 bytes)")
+    try:
+        with open_parquet(source) as parquet:
+            meta = parquet.metadata
+            arrow_schema = parquet.schema_arrow
+            groups = tuple(
+                RowGroup(meta.row_group(i).num_rows, meta.row_group(i).total_byte_size)
+                for i in range(meta.num_row_groups)
+            )
+            num_rows = meta.num_rows
+    except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
+        raise DataError(f"{source.name}: is not a readable Parquet file: {error}") from error
+    if any(g.num_rows < 0 for g in groups) or sum(g.num_rows for g in groups) != num_rows:
+        raise DataError(
+            f"{source.name}: the footer promises {num_rows} rows, its row groups {sum(g.num_rows for g in groups)}"
+        )
+    columns = schema.check_file(source.name, arrow_schema, [k for k, _ in source.partitions], config)
+    return DataFile(source, groups, columns)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Checked files, in an order that depends on their names alone."""
+
+    files: tuple[DataFile, ...]
+    config: DataConfig
+    skipped_files: tuple[str, ...] = ()
+    """Why files were left out (`on_bad_file: skip`), one message each."""
+
+    @classmethod
+    def open(
+        cls,
+        paths: str | Iterable[str],
+        config: DataConfig,
+        *,
+        threads: int = 16,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> "Dataset":
+        """Finds the files and checks every footer against the job.
+
+        `on_progress(done, total)` is called from this thread. Raises DataError before anything is read if a path, a file or a
+        column is not usable, or if there is no row at all.
+        """
+        sources = discover((paths,) if isinstance(paths, str) else paths, hive=config.partitions == "hive")
+        files: list[DataFile] = []
+        skipped: list[str] = []
+        with concurrent.futures.ThreadPoolExecutor(max(1, min(threads, len(sources)))) as pool:
+            futures = [pool.submit(read_footer, source, config) for source in sources]
+            try:
+                for done, future in enumerate(futures, 1):
+                    try:
+                        files.append(future.result())
+                    except DataError as error:
+                        if config.on_bad_file == "fail":
+                            raise
+                        skipped.append(str(error))
+                    if on_progress is not None:
+                        on_progress(done, len(sources))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        seen: dict[str, int] = {}
+        for number, file in enumerate(files):
+            for column, got in file.columns.items():
+                if got.kind != "null":
+                    other = files[seen.setdefault(column, number)]
+                    if other.columns[column].type != got.type:
+                        schema.agree(other.source.name, other.columns, file.source.name, file.columns, config)
+        dataset = cls(tuple(files), config, tuple(skipped))
+        if dataset.num_rows == 0:
+            where = ", ".join([paths] if isinstance(paths, str) else paths)
+            detail = f"; left out: {skipped[0]}" if skipped else ""
+            raise DataError(f"{where}: 0 rows in {len(files)} files{detail}")
+        return dataset
+
+    @property
+    def num_rows(self) -> int:
+        return sum(f.num_rows for f in self.files)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the data: names below the root, sizes, row groups. Independent of where the root lies."""
+        digest = hashlib.sha256()
+        for file in self.files:
+            counts = ",".join(str(g.num_rows) for g in file.row_groups)
+            digest.update(f"{file.source.relative}\0{file.source.size}\0{counts}\n".encode())
+        return digest.hexdigest()[:32]
+
+    @property
+    def slice_rows(self) -> int:
+        """Rows of a full slice under the job's `shuffle.slice_rows`."""
+        if self.config.shuffle.slice_rows is not None:
+            return self.config.shuffle.slice_rows
+        return min(65536, max(256, -(-self.num_rows // 256)))
+
+    def slices(self, max_rows: int | None = None) -> tuple[Slice, ...]:
+        """All rows as slices in file order; the index of a slice is its position here."""
+        limit = max_rows or self.slice_rows
+        result: list[Slice] = []
+        for number, file in enumerate(self.files):
+            for group, (num_rows, _) in enumerate(file.row_groups):
+                pieces = -(-num_rows // limit)
+                for piece in range(pieces):
+                    start, end = num_rows * piece // pieces, num_rows * (piece + 1) // pieces
+                    result.append(Slice(len(result), number, group, start, end - start))
+        return tuple(result)
+
+    def lanes(self) -> int:
+        """From how many places of the data rows are mixed: bounded by the memory that open row groups take."""
+        largest = max((g.num_bytes for f in self.files for g in f.row_groups), default=0)
+        if largest <= _LARGE_ROW_GROUP_BYTES:
+            return self.config.shuffle.interleave
+        large = sum(g.num_bytes > _LARGE_ROW_GROUP_BYTES for f in self.files for g in f.row_groups)
+        return max(1, min(self.config.shuffle.interleave, large, self.config.memory_bytes // (48 << 20)))
+
+
+def plan_epoch(dataset: Dataset, seed: int, epoch: int) -> list[Slice]:
+    """Order of the slices in an epoch, the same on every machine.
+
+    The data, in file order, is cut into as many lanes of equal rows as rows are mixed from. Row groups are permuted within a lane
+    and lanes take turns, so that any run of consecutive slices is spread evenly over the data, however it is sorted. Slices of one
+    row group keep their order, because a row group is read from its start.
+    """
+    slices = dataset.slices()
+    if not dataset.config.shuffle.enabled:
+        return list(slices)
+    random = np.random.RandomState(
+        np.array([0x706C616E, seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, epoch], dtype=np.uint32)
+    )
+    lanes: list[list[list[Slice]]] = [[] for _ in range(dataset.lanes())]
+    total = sum(s.num_rows for s in slices)
+    whole = any(g.num_bytes > _LARGE_ROW_GROUP_BYTES for f in dataset.files for g in f.row_groups)
+    before = 0
+    lane = 0
+    previous: tuple[int, int, int] | None = None
+    for piece in slices:
+        key = (piece.file, piece.row_group)
+        if not (whole and previous is not None and previous[:2] == key):
+            lane = min(len(lanes) - 1, (2 * before + piece.num_rows) * len(lanes) // (2 * total))
+        if previous != (*key, lane):
+            lanes[lane].append([])
+        lanes[lane][-1].append(piece)
+        previous = (*key, lane)
+        before += piece.num_rows
+    queues = [[s for i in random.permutation(len(runs)) for s in runs[i]] for runs in lanes]
+    order = random.permutation(len(queues))
+    merged: list[tuple[float, int, Slice]] = []
+    for rank, number in enumerate(order):
+        queue = queues[number]
+        rows = sum(s.num_rows for s in queue)
+        done = 0
+        for piece in queue:
+            merged.append((done / rows, rank, piece))
+            done += piece.num_rows
+    merged.sort(key=lambda m: m[:2])
+    return [piece for _, _, piece in merged]
+
+
+def assign(slices: Sequence[Slice], num_trainers: int, rank: int, done: Mapping[int, int] | None = None) -> list[Slice]:
+    """The part of a plan that trainer `rank` reads: consecutive slices, so that row groups stay together.
+
+    Parts are disjoint, complete, and differ by less than the largest slice in rows still to do. `done` holds rows that were
+    already trained, by slice index.
+    """
+    if not 0 <= rank < num_trainers:
+        raise ValueError(f"rank {rank} is not below num_trainers {num_trainers}")
+    done = done or {}
+    left = [s.num_rows - done.get(s.index, 0) for s in slices]
+    total = sum(left)
+    if total == 0:
+        return list(slices) if rank == 0 else []
+    mine: list[Slice] = []
+    before = 0
+    for piece, rows in zip(slices, left, strict=True):
+        if min(num_trainers - 1, (2 * before + rows) * num_trainers // (2 * total)) == rank:
+            mine.append(piece)
+        before += rows
+    return mine

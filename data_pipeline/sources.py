@@ -1,0 +1,177 @@
+"""Finds the data files behind the paths of a job: local, S3, Google Cloud Storage, HDFS."""
+
+import glob as globbing
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from data_pipeline.errors import DataError
+
+_DATA_SUFFIXES = (".parquet", ".parq", ".pq")
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+_MAGIC = frozenset("*?[")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One data file. `relative` (below its root) names it in fingerprints, so that moved data stays the same data."""
+
+    filesystem: pafs.FileSystem = field(repr=False, compare=False)
+    path: str
+    relative: str
+    size: int
+    partitions: tuple[tuple[str, str | None], ...] = ()
+    uri_prefix: str = ""
+
+    @property
+    def name(self) -> str:
+        """How messages call the file."""
+        return self.uri_prefix + self.path
+
+
+def discover(paths: Iterable[str], *, hive: bool = True) -> list[SourceFile]:
+    """Data files below the paths, each once, sorted by name.
+
+    Raises DataError for paths that do not exist, dangling links, table formats that are more than a folder of Parquet files, and
+    when nothing is found.
+    """
+    paths = tuple(paths)
+    if not paths:
+        raise DataError("no data path is given (data.train / data.eval)")
+    found: dict[str, SourceFile] = {}
+    for path in paths:
+        files = list(_remote(path, hive) if "://" in path and not path.startswith("file://") else _local(path, hive))
+        if not files:
+            raise DataError(
+                f"{path}: 0 data files found (looked for {', '.join('*' + s for s in _DATA_SUFFIXES)} and names without a suffix)"
+            )
+        for identity, file in files:
+            found.setdefault(identity, file)
+    return sorted(found.values(), key=lambda f: (f.relative, f.name))
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def _is_data(name: str) -> bool:
+    if _hidden(name) or name.endswith(".crc"):
+        return False
+    return name.lower().endswith(_DATA_SUFFIXES) or "." not in name
+
+
+def _partitions(relative: str, hive: bool) -> tuple[tuple[str, str | None], ...]:
+    if not hive:
+        return ()
+    pairs: list[tuple[str, str | None]] = []
+    for part in relative.split("/")[:-1]:
+        key, equals, value = part.partition("=")
+        if equals and key:
+            pairs.append((unquote(key), None if value == _HIVE_NULL else unquote(value)))
+    return tuple(pairs)
+
+
+def _refuse_table_format(root: str, names: Iterable[str]) -> None:
+    if "_delta_log" in names:
+        raise DataError(
+            f"{root}: this is a Delta Lake table; its folder also holds files of older versions. Export the version you want to plain "
+            "Parquet (deltalake: DeltaTable(path).to_pyarrow_dataset()), or give its current files one by one"
+        )
+
+
+def _local(path: str, hive: bool) -> Iterator[tuple[str, SourceFile]]:
+    plain = os.path.expanduser(path.removeprefix("file://"))
+    roots = [plain]
+    if not os.path.lexists(plain) and _MAGIC & set(plain):
+        roots = sorted(globbing.glob(plain, recursive=True))
+        base = plain[: min(plain.index(c) for c in _MAGIC if c in plain)].rpartition("/")[0]
+        if not roots:
+            raise DataError(f"{path}: no file matches")
+    else:
+        base = ""
+    filesystem = pafs.LocalFileSystem()
+    for root in roots:
+        if not os.path.exists(root):
+            what = "is a link whose target is gone" if os.path.islink(root) else "does not exist"
+            raise DataError(f"{root}: {what}")
+        if os.path.isfile(root):
+            if roots == [plain] or _is_data(os.path.basename(root)):
+                relative = os.path.relpath(root, base) if base else os.path.basename(root)
+                parts = _partitions(os.path.abspath(root), hive)
+                yield os.path.realpath(root), SourceFile(filesystem, root, relative, os.path.getsize(root), parts)
+            continue
+        if base and _hidden(os.path.basename(root)):
+            continue
+        for full in _walk(root, set()):
+            relative = os.path.relpath(full, base or root)
+            parts = _partitions(os.path.abspath(full), hive)
+            yield os.path.realpath(full), SourceFile(filesystem, full, relative, os.path.getsize(full), parts)
+
+
+def _walk(folder: str, above: set[str]) -> Iterator[str]:
+    real = os.path.realpath(folder)
+    if real in above:
+        raise DataError(f"{folder}: the link leads back to a folder that holds it")
+    names = sorted(os.listdir(folder))
+    _refuse_table_format(folder, names)
+    for name in names:
+        full = os.path.join(folder, name)
+        if os.path.isdir(full):
+            if not _hidden(name):
+                yield from _walk(full, above | {real})
+        elif _is_data(name):
+            if not os.path.exists(full):
+                raise DataError(f"{full}: is a link whose target is gone")
+            yield full
+
+
+def _remote(uri: str, hive: bool) -> Iterator[tuple[str, SourceFile]]:
+    scheme = uri.split("://", 1)[0]
+    head, pattern = uri, ""
+    if _MAGIC & set(uri):
+        head = uri[: min(uri.index(c) for c in _MAGIC if c in uri)].rpartition("/")[0]
+    try:
+        filesystem, root = pafs.FileSystem.from_uri(head)
+        if head != uri:
+            pattern = root + uri[len(head) :]
+        info = filesystem.get_file_info(root)
+        if info.type == pafs.FileType.NotFound:
+            raise DataError(f"{uri}: does not exist")
+        if info.type == pafs.FileType.File:
+            infos = [info]
+        else:
+            infos = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
+    except (OSError, pa.ArrowException, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{uri}: cannot be listed: {error}") from error
+    _refuse_table_format(uri, {part for i in infos for part in i.path.split("/")})
+    for info in infos:
+        relative = info.path[len(root) :].lstrip("/") or info.path.rpartition("/")[2]
+        inner = relative.split("/")
+        if info.type != pafs.FileType.File or any(_hidden(p) for p in inner):
+            continue
+        if pattern and not _matches(info.path, pattern):
+            continue
+        if info.path != root and not _is_data(inner[-1]):
+            continue
+        parts = _partitions(info.path, hive)
+        yield f"{scheme}://{info.path}", SourceFile(filesystem, info.path, relative, info.size, parts, f"{scheme}://")
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether the path, or a folder above it, matches the pattern part by part (`**` is any number of folders)."""
+
+    def match(parts: list[str], patterns: list[str]) -> bool:
+        if not patterns:
+            return True
+        if patterns[0] == "**":
+            return any(match(parts[i:], patterns[1:]) for i in range(len(parts) + 1))
+        return bool(parts) and fnmatchcase(parts[0], patterns[0]) and match(parts[1:], patterns[1:])
+
+    return match(path.split("/"), pattern.rstrip("/").split("/"))
