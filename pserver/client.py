@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _IS_TRAINING = b"\x01"
+_SAVE, _SAVE_AND_ADVANCE_DAY = b"0", b"3"  # Paddle's modes 1 and 2 (delta, base) are not used: README.md says why
 _MAX_KEYS_PER_REQUEST = 200_000
 _PULLED_COUNTS = 2  # show, click before the values
 _PUSH_PREFIX = 3  # slot, show, click before the gradients
@@ -39,13 +40,6 @@ class Pulled(NamedTuple):
     shows_U: npt.NDArray[np.float32]
     clicks_U: npt.NDArray[np.float32]
     admitted_U: npt.NDArray[np.bool_]
-
-
-class TableStats(NamedTuple):
-    """Keys of one table, and how many of them have an embedding, per server in rank order."""
-
-    keys_S: tuple[int, ...]
-    embeddings_S: tuple[int, ...]
 
 
 class _Table:
@@ -88,6 +82,7 @@ class Client:
             raise ValueError("endpoints is empty: a client needs at least one server")
         assert 0 <= rank < num_trainers
         ids = table_ids(tables)
+        self._seed = seed
         self._tables = {n: _Table(n, ids[n], config, len(endpoints), seed) for n, config in tables.items()}
         self._endpoints = tuple(endpoints)
         self._pull_timeout_seconds = pull_timeout_seconds
@@ -169,6 +164,8 @@ class Client:
         assert grads_UW.shape == (len(keys_U), t.config.pull_width), (grads_UW.shape, len(keys_U), t.config.pull_width)
         assert shows_U.shape == clicks_U.shape == keys_U.shape
         assert len(keys_U) == 0 or float(shows_U.min()) > 0, "shows must be positive"
+        if not np.isfinite(grads_UW.sum()):
+            raise PushError(f"push to table {table!r}: the gradients hold NaN or inf; nothing was sent")
         row_UV = np.empty((len(keys_U), _PUSH_PREFIX + 1 + t.config.width), np.float32)
         row_UV[:, 0] = 0
         row_UV[:, 1] = shows_U
@@ -207,35 +204,37 @@ class Client:
 
     # ---- tables as a whole --------------------------------------------------------------------------------------
 
-    def save(self, directory: Path) -> dict[str, checkpoint.TableFiles]:
-        """Write every table to `directory/<table>/` (which must not hold files yet) and check what was written.
+    def save(self, directory: Path, *, advance_day: bool = False) -> dict[str, checkpoint.SavedTable]:
+        """Write every table to `directory/<table>/` (which must not exist yet), read it back, and describe it.
 
-        The servers write, so the directory must be one that they see under the same path. Pushes must have ended.
-        Returns what was written per table. Raises CheckpointError or ServerError.
+        The servers write, so the directory must be one that they and this process see under the same path. Nothing may be
+        pushed meanwhile. advance_day: afterwards, add one to the unseen days of every key in the servers (not in the
+        files). Raises CheckpointError or ServerError; then nothing under `directory` counts.
         """
-        return {name: self._save_table(t, directory / name, checkpoint.Mode.ALL) for name, t in self._tables.items()}
+        return {
+            name: self._save_table(t, directory / name, advance_day=advance_day) for name, t in self._tables.items()
+        }
 
     def load(self, directory: Path) -> None:
-        """Replace nothing, add everything: load tables saved by `save` into servers that hold no keys yet.
+        """Load tables saved by `save`, by any number of servers, into servers that hold no keys yet.
 
-        Any number of servers may have written them. Raises CheckpointError (before anything is loaded, where possible)
-        or ServerError.
+        Raises CheckpointError for anything incomplete, changed or unfitting before a server is asked, else ServerError.
         """
+        saved = {name: checkpoint.open_table(directory / name) for name in self._tables}
         for name, t in self._tables.items():
-            self._load_table(t, directory / name)
+            checkpoint.check_fits(saved[name], name, t.config, self._seed)
+            checkpoint.verify(saved[name])
+        for name, t in self._tables.items():
+            self._load_table(t, saved[name])
 
     def end_day(self) -> None:
-        """Day boundary of every table: decay shows and clicks, delete keys as `lifecycle` says. Order: see README.md."""
+        """Day boundary of every table: decay shows and clicks, then delete keys as `lifecycle` says."""
         for t in self._tables.values():
             self._admin(Command.SHRINK_TABLE, t, [b"0"])
 
-    def stats(self) -> dict[str, TableStats]:
-        """Number of keys per table and server, without a save."""
-        found = {}
-        for name, t in self._tables.items():
-            counts = [np.frombuffer(reply.data, "<i8") for reply in self._admin(Command.PRINT_TABLE_STAT, t, [])]
-            found[name] = TableStats(tuple(int(c[0]) for c in counts), tuple(int(c[1]) for c in counts))
-        return found
+    def num_keys(self) -> dict[str, tuple[int, ...]]:
+        """Keys of each table on each server, in rank order."""
+        return {name: self._num_keys(t) for name, t in self._tables.items()}
 
     # ---- ending -------------------------------------------------------------------------------------------------
 
@@ -265,32 +264,35 @@ class Client:
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
-    def _save_table(self, t: _Table, directory: Path, mode: checkpoint.Mode) -> checkpoint.TableFiles:
-        checkpoint.check_path(directory)
-        if directory.exists() and any(directory.iterdir()):
-            raise CheckpointError(f"{directory} is not empty: a table is saved into a new or empty directory")
-        directory.mkdir(parents=True, exist_ok=True)
-        counts = self._admin(Command.PRINT_TABLE_STAT, t, [])
-        num_keys = sum(int(np.frombuffer(reply.data, "<i8")[0]) for reply in counts)
-        self._admin(Command.SAVE_ONE_TABLE, t, [str(directory).encode(), str(int(mode)).encode()])
-        files = checkpoint.adopt(directory, t.number, t.config, t.num_shards)
-        if mode is checkpoint.Mode.ALL and files.num_rows != num_keys:
-            raise CheckpointError(
-                f"{directory} holds {files.num_rows} rows after the save, but the servers hold {num_keys} keys of table "
-                f"{t.name!r}: was something pushed during the save, or is the disk full?"
-            )
-        return files
+    def _num_keys(self, t: _Table) -> tuple[int, ...]:
+        replies = self._admin(Command.PRINT_TABLE_STAT, t, [])
+        return tuple(int(np.frombuffer(reply.data, "<i8")[0]) for reply in replies)
 
-    def _load_table(self, t: _Table, directory: Path) -> None:
-        files = checkpoint.inspect(directory, t.config)
-        with checkpoint.staged(directory, t.number, t.num_shards) as path:
-            self._admin(Command.LOAD_ONE_TABLE, t, [str(path).encode(), b"0"])
-        counts = self._admin(Command.PRINT_TABLE_STAT, t, [])
-        num_keys = sum(int(np.frombuffer(reply.data, "<i8")[0]) for reply in counts)
-        if num_keys != files.num_rows:
+    def _save_table(self, t: _Table, directory: Path, *, advance_day: bool) -> checkpoint.SavedTable:
+        checkpoint.check_path(directory)
+        try:
+            directory.mkdir(parents=True)
+        except OSError as error:
+            raise CheckpointError(f"table {t.name!r} cannot be saved: {error}") from error
+        num_keys = sum(self._num_keys(t))
+        mode = _SAVE_AND_ADVANCE_DAY if advance_day else _SAVE
+        self._admin(Command.SAVE_ONE_TABLE, t, [str(directory).encode(), mode])
+        saved = checkpoint.record(directory, t.name, t.config, self._seed, t.num_shards)
+        if saved.num_rows != num_keys:
             raise CheckpointError(
-                f"the servers hold {num_keys} keys of table {t.name!r} after loading {files.num_rows} rows from {directory}: "
-                "load into empty servers, and start again after a failed load"
+                f"{directory} holds {saved.num_rows} rows after the save, but the servers held {num_keys} keys of table "
+                f"{t.name!r}: was something pushed meanwhile, or is the disk full?"
+            )
+        return saved
+
+    def _load_table(self, t: _Table, saved: checkpoint.SavedTable) -> None:
+        with checkpoint.staged(saved, t.num_shards) as path:
+            self._admin(Command.LOAD_ONE_TABLE, t, [str(path).encode(), _SAVE])
+        num_keys = sum(self._num_keys(t))
+        if num_keys != saved.num_rows:
+            raise CheckpointError(
+                f"the servers hold {num_keys} keys of table {t.name!r} after loading {saved.num_rows} rows from "
+                f"{saved.directory}: load into empty servers, and start them again after a failed load"
             )
 
     def _split(
@@ -371,12 +373,23 @@ class _Request:
         data: Sequence[Buffer] = (),
         attachment: Sequence[Buffer] = (),
     ) -> None:
-        self._command, self._table, self._params, self._data, self._attachment = command, table, params, data, attachment
+        self._command, self._table, self._params, self._data, self._attachment = (
+            command,
+            table,
+            params,
+            data,
+            attachment,
+        )
 
     def send(self, connection: Connection | None, deadline: float) -> None:
         assert connection is not None
         connection.send(
-            self._command, self._table, deadline=deadline, params=self._params, data=self._data, attachment=self._attachment
+            self._command,
+            self._table,
+            deadline=deadline,
+            params=self._params,
+            data=self._data,
+            attachment=self._attachment,
         )
 
 

@@ -85,7 +85,7 @@ Optimizer = Annotated[Sgd | AdaGrad | AdaGradElementwise | Adam | AdamShared, Fi
 
 
 class Lifecycle(_Frozen):
-    """What a day boundary (`Client.end_day`) does to a key. Scores are in the unit of the table's score weights."""
+    """What a day boundary does to a key. Scores are in the unit of the table's score weights."""
 
     show_click_decay: float = Field(
         default=1.0, gt=0, le=1, description="Shows and clicks of every key are multiplied by this at a day boundary."
@@ -94,15 +94,21 @@ class Lifecycle(_Frozen):
         default=0.0, ge=0, description="A key whose decayed score is below this is deleted at a day boundary."
     )
     delete_after_unseen_days: int | None = Field(
-        default=None, ge=1, description="A key not trained for more than this many day boundaries is deleted; null: never."
+        default=None,
+        ge=1,
+        description="A key not trained for more than this many day boundaries is deleted; null: never.",
     )
 
 
 class TableConfig(_Frozen):
     """One sparse table: 64-bit key -> first-order weight and embedding."""
 
-    width: int = Field(default=16, ge=1, le=4096, description="Floats of an embedding, the first-order weight not counted.")
-    first_order: bool = Field(default=True, description="A trained scalar per key beside its embedding (the linear term).")
+    width: int = Field(
+        default=16, ge=1, le=4096, description="Floats of an embedding, the first-order weight not counted."
+    )
+    first_order: bool = Field(
+        default=True, description="A trained scalar per key beside its embedding (the linear term)."
+    )
     optimizer: Optimizer = Field(default_factory=AdaGrad, description="The update rule that the server applies.")
     initial_range: float = Field(
         default=0.01, ge=0, description="Initial embeddings are uniform in [-initial_range, initial_range)."
@@ -117,7 +123,10 @@ class TableConfig(_Frozen):
     )
     lifecycle: Lifecycle = Field(default_factory=Lifecycle, description="Decay and eviction at day boundaries.")
     shards: int | None = Field(
-        default=None, ge=1, le=10_000, description="Parts of the table; a multiple of the number of servers. null: chosen."
+        default=None,
+        ge=1,
+        le=10_000,
+        description="Parts of the table; a multiple of the number of servers. null: chosen.",
     )
 
     @property
@@ -128,7 +137,11 @@ class TableConfig(_Frozen):
     def num_shards(self, num_servers: int) -> int:
         """Parts of the table on this many servers: always a multiple of it, or the last server would get too few."""
         if self.shards is None:
-            return DEFAULT_NUM_SHARDS if DEFAULT_NUM_SHARDS % num_servers == 0 else num_servers * -(-DEFAULT_NUM_SHARDS // num_servers)
+            return (
+                DEFAULT_NUM_SHARDS
+                if DEFAULT_NUM_SHARDS % num_servers == 0
+                else num_servers * -(-DEFAULT_NUM_SHARDS // num_servers)
+            )
         if self.shards % num_servers:
             lower = self.shards // num_servers * num_servers
             raise ValueError(

@@ -21,7 +21,9 @@ _GFLAGS = "-max_body_size=2147483647 -bthread_concurrency=40 -socket_max_unwritt
 _NEVER_DAYS = 1e30
 
 
-def describe(tables: Tables, num_servers: int, *, num_trainers: int = 1, worker: bool = False, gflags: Sequence[str] = ()) -> str:
+def describe(
+    tables: Tables, num_servers: int, *, num_trainers: int = 1, worker: bool = False, gflags: Sequence[str] = ()
+) -> str:
     """PSParameter text for `init_server`, or (worker=True) for Paddle's own `init_worker`.
 
     gflags: more flags of the server process, e.g. "-pserver_table_save_max_retry=1".
@@ -64,7 +66,9 @@ def _describe_table(
     life = config.lifecycle
     ctr.show_click_decay_rate = life.show_click_decay
     ctr.delete_threshold = life.delete_below_score
-    ctr.delete_after_unseen_days = _NEVER_DAYS if life.delete_after_unseen_days is None else life.delete_after_unseen_days
+    ctr.delete_after_unseen_days = (
+        _NEVER_DAYS if life.delete_after_unseen_days is None else life.delete_after_unseen_days
+    )
     ctr.show_scale = False  # the client has divided by the occurrences already, where the optimizer asks for it
     ctr.zero_init = True
     for rule in (accessor.embed_sgd_param, accessor.embedx_sgd_param):
@@ -80,4 +84,10 @@ def _describe_table(
             rule.adam.beta1_decay_rate, rule.adam.beta2_decay_rate = optimizer.beta1, optimizer.beta2
             rule.adam.ada_epsilon = optimizer.epsilon
     common = table.common
-    common.name, common.table_name, common.trainer_num, common.sync, common.entry = "sgd", name, num_trainers, False, "none"
+    common.name, common.table_name, common.trainer_num, common.sync, common.entry = (
+        "sgd",
+        name,
+        num_trainers,
+        False,
+        "none",
+    )

@@ -31,9 +31,7 @@ class Initializer:
         self._rows_RW = np.zeros((_NUM_ROWS, config.pull_width), np.float32)
         self._rows_RW[:, self._first_order :] = codebook(table, config.width, config.initial_range, seed)
 
-    def admitted(
-        self, shows_U: npt.NDArray[np.float32], clicks_U: npt.NDArray[np.float32]
-    ) -> npt.NDArray[np.bool_]:
+    def admitted(self, shows_U: npt.NDArray[np.float32], clicks_U: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
         """Which keys have an embedding: those whose score reaches the admission score; in float32, as the server does it."""
         if self._config.admission is None:
             return np.ones(len(shows_U), np.bool_)

@@ -72,7 +72,12 @@ def local_servers(
 @contextlib.contextmanager
 def _server(spec: dict[str, object], log: IO[str]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "pserver.child"], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, start_new_session=True
+        [sys.executable, "-m", "pserver.child"],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        text=True,
+        start_new_session=True,
     )
     assert process.stdin is not None
     try:

@@ -192,7 +192,9 @@ def _fields(message: memoryview) -> dict[int, int | memoryview]:
         elif tag & 7 == 0:
             found[tag >> 3] = value - (1 << 64) if value >> 63 else value
         else:
-            raise ServerError(f"a parameter server's answer holds a field of wire type {tag & 7}: not Paddle's protocol")
+            raise ServerError(
+                f"a parameter server's answer holds a field of wire type {tag & 7}: not Paddle's protocol"
+            )
     return found
 
 

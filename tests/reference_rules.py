@@ -46,7 +46,9 @@ class ReferenceTable:
 
     def push(self, key, grad_W, shows, clicks):
         c = self.config
-        row = self.rows.setdefault(int(key), {"show": 0.0, "click": 0.0, "first": Block(c.optimizer, 1), "embedding": None})
+        row = self.rows.setdefault(
+            int(key), {"show": 0.0, "click": 0.0, "first": Block(c.optimizer, 1), "embedding": None}
+        )
         row["show"] += shows
         row["click"] += clicks
         grad_W = np.asarray(grad_W, np.float64) / (shows if c.optimizer.occurrences == "mean" else 1.0)
