@@ -148,6 +148,14 @@ class SparseFeature(_Section):
     absent: Literal["refuse", "missing"] = "refuse"
     """A file that lacks the column is an error, or all its rows are treated as null."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _settle_key_space(cls, given: Any) -> Any:
+        # Whether `table` was given must not be asked later: a job that was written out in full gives every key.
+        if isinstance(given, dict) and given.get("key_space") is None:
+            return {**given, "key_space": given.get("table", given.get("name"))}
+        return given
+
     @model_validator(mode="after")
     def _consistent(self) -> "SparseFeature":
         where = f"sparse feature {self.name!r}"
@@ -175,9 +183,8 @@ class SparseFeature(_Section):
     @property
     def space(self) -> str:
         """Name of the key space."""
-        if self.key_space is not None:
-            return self.key_space
-        return self.table if "table" in self.model_fields_set else self.name
+        assert self.key_space is not None
+        return self.key_space
 
     @property
     def multi_valued(self) -> bool:
