@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from data_pipeline.config import DataConfig
 from pserver.config import TableConfig
+from trainer.coordinator.config import ControlConfig
 from trainer.models.config import KINDS, ModelConfig
 from trainer.settings import TrainConfig
 
@@ -94,25 +95,6 @@ class CheckpointConfig(_Section):
     """How many committed checkpoints to keep; older ones are removed after a newer one is committed."""
 
 
-class ControlConfig(_Section):
-    """How roles find each other, and how soon a silent one counts as lost."""
-
-    heartbeat_seconds: float = Field(default=1.0, gt=0)
-    """Seconds between heartbeats of an agent to the coordinator."""
-
-    lost_after_seconds: float = Field(default=8.0, gt=0)
-    """Seconds without a heartbeat after which a role is lost and the incarnation ends."""
-
-    start_timeout_seconds: float = Field(default=120.0, gt=0)
-    """Seconds for all roles to register and become ready."""
-
-    stop_grace_seconds: float = Field(default=5.0, gt=0)
-    """Seconds a child gets to stop in order before it is killed."""
-
-    pull_timeout_seconds: float = Field(default=30.0, gt=0)
-    """A pull that took longer is never trained on: Paddle returns garbage after a failed one."""
-
-
 class JobConfig(_Section):
     """A whole job. Everything has a default but `name` and `data`."""
 
@@ -144,7 +126,7 @@ class JobConfig(_Section):
     """When the state of a run is saved, and where."""
 
     control: ControlConfig = Field(default_factory=ControlConfig)
-    """How roles find each other, and how soon a silent one counts as lost."""
+    """How soon a loss is noticed, how long anything may take, and how often the job starts again."""
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> "JobConfig":
@@ -237,13 +219,6 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
                 f"port {twice[0]} is given twice. Every server, and the coordinator (cluster.coordinator_port), needs "
                 "its own.",
             )
-    if job.control.lost_after_seconds < 2 * job.control.heartbeat_seconds:
-        yield Problem(
-            "control.lost_after_seconds",
-            f"{job.control.lost_after_seconds:g} is less than two heartbeats (control.heartbeat_seconds = "
-            f"{job.control.heartbeat_seconds:g}), so a live role could count as lost. Raise it, or send heartbeats "
-            "more often.",
-        )
 
 
 # -------------------------------------------------------------------------------------------- reading and overriding

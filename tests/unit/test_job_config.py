@@ -127,7 +127,7 @@ def test_later_overrides_win(write) -> None:
         ("cluster.server_ports=[70000]", ["cluster.server_ports.0", "65535"]),
         ("cluster.servers=3", None),
         ("tables.item.shards=7", None),
-        ("control={heartbeat_seconds: 5, lost_after_seconds: 6}", ["control.lost_after_seconds", "two heartbeats"]),
+        ("control={heartbeat_seconds: 5, silence_seconds: 6}", ["control", "silence_seconds", "two heartbeats"]),
         ("name=a b", ["name", "letters, digits"]),
         ("cluster.trainers", ["write --set key=value"]),
         ("data.sparse.7.name=x", ["data.sparse is a list of 2 entries"]),
