@@ -1,0 +1,530 @@
+"""Runs a whole job on this machine: coordinator, servers and trainers as processes, watched, and ended in order.
+
+The coordinator decides what happens; the launcher only starts its processes, shows what it says, brings back agents that
+died while the job goes on, and sees to it that nothing is left at the end. If the launcher itself is killed, the kernel
+ends everything it started (trainer.process.start).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import grpc.aio
+
+from deploy.display import Display, choose_display, duration
+from trainer.config import JobConfig
+from trainer.coordinator import coordinator_pb2 as pb
+from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+from trainer.coordinator.plan import JobPlan
+from trainer.coordinator.security import Security
+from trainer.process import (
+    EXIT_DONE,
+    EXIT_FIX_JOB,
+    EXIT_RETRY,
+    describe_exit,
+    kill_session,
+    reserve_port,
+    start,
+)
+
+_OPEN_SECONDS = 30.0
+"""The coordinator opens its port within this time, or something is wrong."""
+_FAREWELL_SECONDS = 4.0
+"""When the job is over, its processes have this long to leave before they are killed."""
+_STOP_SECONDS = 10.0
+"""After Ctrl-C everything is gone within this time, whatever happens."""
+_RESPAWN_SECONDS = 1.0
+_TAIL_LINES = 15
+
+Mode = Literal["train", "evaluate"]
+
+
+class LaunchError(RuntimeError):
+    """The job could not be started on this machine."""
+
+
+class RunFolderBusyError(ValueError):
+    """Another run uses the same run folder."""
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a run ended.
+
+    Attributes:
+        exit_code: 0 done; 64 fix the job; 75 a retry may help; 130 and 143 stopped by a signal.
+        cause: the first cause of a failure, naming the role; empty after success.
+        detail: its traceback or the last lines of the culprit's log.
+        result: trainer 0's result event; empty without one.
+        server_memory_bytes: largest resident memory seen, by server.
+        seconds: from the start of the first process to the end of the last.
+    """
+
+    exit_code: int
+    cause: str
+    culprit: str
+    detail: str
+    result: Mapping[str, Any]
+    run_dir: Path
+    log_dir: Path
+    seconds: float
+    num_restarts: int
+    server_memory_bytes: Mapping[int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        return {
+            "exit_code": self.exit_code,
+            "cause": self.cause,
+            "culprit": self.culprit,
+            "detail": self.detail,
+            "result": dict(self.result),
+            "run_dir": str(self.run_dir),
+            "log_dir": str(self.log_dir),
+            "seconds": self.seconds,
+            "num_restarts": self.num_restarts,
+            "server_memory_bytes": {str(rank): size for rank, size in self.server_memory_bytes.items()},
+        }
+
+    def summary(self) -> str:
+        """For people: figures and places after success, the cause otherwise."""
+        return "\n".join(_success_lines(self) if self.exit_code == EXIT_DONE else _failure_lines(self))
+
+
+def run_local(
+    job: JobConfig,
+    mode: Mode = "train",
+    *,
+    restore: Path | None = None,
+    display: Display | None = None,
+    child_commands: Mapping[str, Sequence[str]] | None = None,
+) -> RunOutcome:
+    """Runs the job with its servers and trainers on this machine. Call it from the main thread: it handles signals.
+
+    Args:
+        job: what to run.
+        mode: train (and evaluate at the end, if the job has evaluation data), or evaluate a checkpoint.
+        restore: checkpoint to begin with.
+        display: shows progress; a bar or log lines on standard error by default.
+        child_commands: programs that replace the Paddle children, by role (for tests).
+
+    Raises:
+        RunFolderBusyError: another run uses job.run_dir.
+        LaunchError: the coordinator could not be started.
+        PortTakenError: a port that the job names is in use.
+    """
+    run_dir = Path(job.run_dir).absolute()
+    log_dir = run_dir / "logs" if mode == "train" else run_dir / "logs" / mode
+    log_dir.mkdir(parents=True, exist_ok=True)
+    plan = JobPlan(
+        name=job.name,
+        mode=mode,
+        num_servers=job.cluster.servers,
+        num_trainers=job.cluster.trainers,
+        run_dir=str(run_dir),
+        job=job.model_dump(mode="json"),
+        tables={name: job.tables[name].model_dump(mode="json") for name in job.data.tables},
+        control=job.control,
+        restore=str(restore) if restore else None,
+    )
+    with _sole_use(run_dir):
+        _check_ports(job)
+        launcher = _Launcher(job, plan, log_dir, display or choose_display(), child_commands or {})
+        outcome = asyncio.run(launcher.run())
+        if outcome.result:
+            name = "result.json" if mode == "train" else f"{mode}.json"
+            (run_dir / name).write_text(json.dumps(outcome.to_json(), indent=1) + "\n", encoding="utf-8")
+    return outcome
+
+
+@contextlib.contextmanager
+def _sole_use(run_dir: Path) -> Iterator[None]:
+    """Locks the folder itself, so no lock file is left."""
+    fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunFolderBusyError(
+                f"run_dir: another run uses {run_dir}; wait for it, or give this one another folder (--set run_dir=...)"
+            ) from error
+        yield
+    finally:
+        os.close(fd)
+
+
+def _check_ports(job: JobConfig) -> None:
+    """Refuses taken ports before anything starts."""
+    cluster = job.cluster
+    ports = [*(cluster.server_ports or ()), *([cluster.coordinator_port] if cluster.coordinator_port else [])]
+    for port in ports:
+        reserve_port(cluster.address, port).close()
+
+
+@dataclass
+class _Role:
+    """One agent's seat and, at times, its process."""
+
+    name: str
+    rank: int
+    command: list[str]
+    log: Path
+    process: Process | None = None
+    respawn_at: float = 0.0
+    num_spawns: int = 0
+
+
+@dataclass
+class _Seen:
+    """What the coordinator's status has told so far."""
+
+    status: pb.JobStatus | None = None
+    at: float = 0.0
+    entry: int = 0
+    result: dict[str, Any] = field(default_factory=dict)
+    server_memory_bytes: dict[int, int] = field(default_factory=dict)
+
+
+class _Launcher:
+    def __init__(
+        self, job: JobConfig, plan: JobPlan, log_dir: Path, display: Display, child_commands: Mapping[str, Sequence[str]]
+    ) -> None:
+        self._job, self._plan, self._log_dir, self._display = job, plan, log_dir, display
+        self._child_commands = child_commands
+        self._security = Security.from_environment()
+        self._coordinator: Process | None = None
+        self._address = ""
+        self._roles: list[_Role] = []
+        self._seen = _Seen()
+        self._signal: int | None = None
+        self._signal_at = 0.0
+        self._stub: Any = None
+        self._wake = asyncio.Event()
+        self._fatal: tuple[int, str, str, str] | None = None  # exit code, cause, culprit, detail
+        self._asking: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> RunOutcome:
+        started = time.monotonic()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            await self._open()
+            async with self._security.channel(self._address) as channel:
+                self._stub = pb_grpc.CoordinatorStub(channel)
+                watching = asyncio.create_task(self._watch())
+                try:
+                    for role in self._roles:
+                        await self._spawn(role)
+                    await self._supervise(watching)
+                finally:
+                    watching.cancel()
+                    for task in self._asking:
+                        task.cancel()
+            await self._wait_for_all(_FAREWELL_SECONDS)
+        finally:
+            await self._kill_all()
+            self._display.close()
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+        return self._outcome(time.monotonic() - started)
+
+    # -- processes
+
+    async def _open(self) -> None:
+        """Starts the coordinator and learns its address."""
+        cluster = self._job.cluster
+        listen = f"{cluster.address}:{cluster.coordinator_port or 0}"
+        read_end, write_end = os.pipe()
+        log = self._log_dir / "coordinator.log"
+        command = [sys.executable, "-m", "trainer.coordinator", "--plan", "-", "--listen", listen, "--announce", str(write_end)]
+        try:
+            with log.open("wb") as output:
+                self._coordinator = await start(command, output=output, stdin=True, pass_fds=[write_end])
+        finally:
+            os.close(write_end)
+        assert self._coordinator.stdin is not None
+        self._coordinator.stdin.write(self._plan.model_dump_json().encode() + b"\n")
+        self._coordinator.stdin.close()
+        line = await _read_line(read_end, _OPEN_SECONDS)
+        if not line:
+            raise LaunchError(f"the coordinator did not open its port; {log} says:\n{_tail(log)}")
+        self._address = f"{cluster.address}:{json.loads(line)['port']}"
+        self._display.note("info", f"coordinator at {self._address}; logs in {self._log_dir}")
+        for name, number in (("pserver", cluster.servers), ("trainer", cluster.trainers)):
+            for rank in range(number):
+                self._roles.append(_Role(name, rank, self._agent_command(name, rank), self._log_dir / f"{name}-{rank}.log"))
+
+    def _agent_command(self, name: str, rank: int) -> list[str]:
+        cluster = self._job.cluster
+        command = [sys.executable, "-m", "trainer.agent", "--role", name, "--rank", str(rank)]
+        command += ["--coordinator", self._address, "--host", cluster.address]
+        if name == "pserver" and cluster.server_ports is not None:
+            command += ["--port", str(cluster.server_ports[rank])]
+        if name in self._child_commands:
+            command += ["--child", shlex.join(self._child_commands[name])]
+        return command
+
+    async def _spawn(self, role: _Role) -> None:
+        with role.log.open("ab" if role.num_spawns else "wb") as output:
+            role.process = await start(role.command, environment=self._environment(role), output=output)
+        role.num_spawns += 1
+
+    def _environment(self, role: _Role) -> dict[str, str]:
+        """Threads of the trainer's libraries: the machine's cores divided, unless the user says otherwise."""
+        if role.name != "trainer":
+            return {}
+        cores = len(os.sched_getaffinity(0))
+        threads = self._job.cluster.trainer_threads or max(1, cores // self._job.cluster.trainers)
+        return {name: os.environ.get(name, str(threads)) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+    # -- watching
+
+    async def _watch(self) -> None:
+        """Follows the coordinator's status; ends when the job is over or the coordinator is gone."""
+        request = pb.StatusRequest(min_interval_seconds=0.25)
+        try:
+            async for status in self._stub.WatchStatus(request, metadata=self._security.metadata, wait_for_ready=True):
+                self._take(status)
+                self._wake.set()
+        except grpc.aio.AioRpcError:
+            pass
+        self._wake.set()
+
+    def _take(self, status: pb.JobStatus) -> None:
+        seen = self._seen
+        seen.status, seen.at = status, time.monotonic()
+        for entry in status.entries:
+            if entry.number > seen.entry:
+                seen.entry = entry.number
+                if entry.level != "debug":
+                    self._display.note(entry.level, entry.text)
+        if status.result_json:
+            seen.result = json.loads(status.result_json)
+        for member in status.members:
+            if member.role == pb.ROLE_PSERVER:
+                before = seen.server_memory_bytes.get(member.rank, 0)
+                seen.server_memory_bytes[member.rank] = max(before, member.child_memory_bytes)
+        self._display.update(status)
+
+    async def _supervise(self, watching: asyncio.Task[None]) -> None:
+        """Until the job is over or cannot go on."""
+        assert self._coordinator is not None
+        silence = self._plan.control.silence_seconds * 2
+        self._seen.at = time.monotonic()
+        while True:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), 0.2)
+            self._wake.clear()
+            now = time.monotonic()
+            if self._over:
+                return
+            if self._signal is not None and now - self._signal_at > _STOP_SECONDS - 1:
+                self._display.note("warning", "the job did not stop in time: killing it")
+                return
+            if self._coordinator.returncode is not None or watching.done():
+                if self._coordinator.returncode is None:
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(self._coordinator.wait(), 2.0)
+                self._lose_coordinator(describe_exit(self._coordinator.returncode or 0))
+                return
+            if now - self._seen.at > silence:
+                self._lose_coordinator(f"said nothing for {silence:g} s")
+                return
+            for role in self._roles:
+                await self._look_after(role, now)
+            if self._fatal is not None:
+                return
+
+    @property
+    def _over(self) -> bool:
+        return self._seen.status is not None and self._seen.status.over
+
+    async def _look_after(self, role: _Role, now: float) -> None:
+        """Brings an agent back that died; kills one that the coordinator has given up."""
+        assert role.process is not None
+        code = role.process.returncode
+        if code is None:
+            if self._given_up(role):
+                self._display.note("warning", f"{role.name} {role.rank} does not react: killing its process {role.process.pid}")
+                kill_session(role.process.pid)
+                role.process.kill()
+            return
+        if role.respawn_at == 0.0:
+            role.respawn_at = now + _RESPAWN_SECONDS
+            if code == EXIT_FIX_JOB and not self._over:
+                cause = f"{role.name} {role.rank} {describe_exit(code)}"
+                self._fatal = (EXIT_FIX_JOB, cause, f"{role.name} {role.rank}", _tail(role.log))
+        elif now >= role.respawn_at and self._signal is None:
+            role.respawn_at = 0.0
+            await self._spawn(role)
+
+    def _given_up(self, role: _Role) -> bool:
+        if self._seen.status is None or role.process is None:
+            return False
+        number = pb.ROLE_PSERVER if role.name == "pserver" else pb.ROLE_TRAINER
+        return any(
+            member.role == number and member.rank == role.rank and member.state == "lost" and member.pid == role.process.pid
+            for member in self._seen.status.members
+        )
+
+    def _lose_coordinator(self, how: str) -> None:
+        self._fatal = (EXIT_RETRY, f"the coordinator {how}", "coordinator", _tail(self._log_dir / "coordinator.log"))
+
+    # -- ending
+
+    def _on_signal(self, number: int) -> None:
+        if self._signal is not None:
+            self._display.note("warning", "second signal: killing the job")
+            self._signal_at = -_STOP_SECONDS
+        else:
+            self._signal, self._signal_at = number, time.monotonic()
+            self._display.note("warning", f"received {signal.Signals(number).name}: stopping in order (again: at once)")
+            task = asyncio.get_running_loop().create_task(self._ask_to_stop(number))
+            self._asking.add(task)
+        self._wake.set()
+
+    async def _ask_to_stop(self, number: int) -> None:
+        if self._stub is None:
+            return
+        reason = "interrupted by the user" if number == signal.SIGINT else f"the launcher was sent {signal.Signals(number).name}"
+        request = pb.StopRequest(reason=reason, exit_code=128 + number)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self._stub.StopJob(request, metadata=self._security.metadata, timeout=5.0)
+
+    def _processes(self) -> list[Process]:
+        every = [self._coordinator, *(role.process for role in self._roles)]
+        return [process for process in every if process is not None]
+
+    async def _wait_for_all(self, seconds: float) -> None:
+        if self._signal is not None:
+            seconds = max(0.0, min(seconds, self._signal_at + _STOP_SECONDS - 1 - time.monotonic()))
+        waits = [asyncio.create_task(process.wait()) for process in self._processes()]
+        if waits:
+            await asyncio.wait(waits, timeout=seconds)
+        for task in waits:
+            task.cancel()
+
+    async def _kill_all(self) -> None:
+        """Kills what is left; the children go with their agents, by the kernel."""
+        for process in self._processes():
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            kill_session(process.pid)
+        for process in self._processes():
+            await process.wait()
+        await self._wait_for_children()
+
+    async def _wait_for_children(self) -> None:
+        """Children of killed agents are not ours to wait for; they vanish within moments."""
+        deadline = time.monotonic() + 2.0
+        pids = [member.child_pid for member in (self._seen.status.members if self._seen.status else ()) if member.child_pid]
+        while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    def _outcome(self, seconds: float) -> RunOutcome:
+        status = self._seen.status
+        if self._over and status is not None:
+            told = status.outcome
+            code, cause, culprit, detail = told.exit_code, told.cause, told.culprit, told.detail
+        elif self._fatal is not None:
+            code, cause, culprit, detail = self._fatal
+        elif self._signal is not None:
+            code, cause, culprit, detail = 128 + self._signal, "stopped by a signal, not in order", "", ""
+        else:
+            raise LaunchError("the launcher ended without an outcome")
+        if culprit and not detail:
+            detail = _tail(self._log_dir / f"{culprit.replace(' ', '-')}.log")
+        return RunOutcome(
+            exit_code=code,
+            cause=cause,
+            culprit=culprit,
+            detail=detail,
+            result=self._seen.result,
+            run_dir=Path(self._plan.run_dir),
+            log_dir=self._log_dir,
+            seconds=seconds,
+            num_restarts=status.num_restarts if status is not None else 0,
+            server_memory_bytes=dict(self._seen.server_memory_bytes),
+        )
+
+
+async def _read_line(fd: int, seconds: float) -> bytes:
+    """One line from a pipe, which is then closed; empty at its end or when the time is up."""
+    reader = asyncio.StreamReader()
+    pipe: IO[bytes] = os.fdopen(fd, "rb", buffering=0)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    try:
+        return await asyncio.wait_for(reader.readline(), seconds)
+    except asyncio.TimeoutError:
+        return b""
+    finally:
+        transport.close()
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    spoken = [line for line in lines if not line.startswith('{"')]  # the child's own words, without the agent's log lines
+    return "\n".join((spoken or lines)[-_TAIL_LINES:])
+
+
+def _success_lines(outcome: RunOutcome) -> Iterator[str]:
+    result = outcome.result
+    if "rows" in result:
+        yield f"trained      {result['rows']:,} rows in {duration(result['seconds'])}: {result['rows_per_second']:,.0f} samples/s"
+        if result.get("loss") is not None:
+            yield f"loss         {result['loss']:.5f} (training, mean)"
+        if result.get("bad_steps"):
+            yield f"skipped      {result['bad_steps']} steps ({result['bad_rows']:,} rows): loss or gradient was not finite"
+    scores = result.get("eval") or {}
+    if scores:
+        named = {"AUC": ("auc", ".5f"), "logloss": ("logloss", ".5f"), "calibration": ("calibration", ".4f")}
+        shown = [
+            f"{name} {format(scores[key], form) if scores[key] is not None else 'undefined'}"
+            for name, (key, form) in named.items()
+            if key in scores
+        ]
+        yield f"evaluation   {', '.join(shown)} on {scores.get('rows', 0):,} rows"
+    keys = result.get("keys") or {}
+    if keys:
+        yield f"tables       {', '.join(f'{name}: {number:,} keys' for name, number in keys.items())}"
+    if outcome.server_memory_bytes:
+        each = ", ".join(f"{size / 2**20:,.0f} MiB" for _, size in sorted(outcome.server_memory_bytes.items()))
+        yield f"servers      {each} of memory at most"
+    if result.get("checkpoint"):
+        yield f"checkpoint   {result['checkpoint']}"
+    yield f"written to   {outcome.run_dir} (logs in {outcome.log_dir})"
+    if outcome.num_restarts:
+        yield f"restarts     {outcome.num_restarts}"
+
+
+def _failure_lines(outcome: RunOutcome) -> Iterator[str]:
+    stopped = outcome.exit_code > 128
+    yield f"the job {'was stopped' if stopped else 'failed'}: {outcome.cause}"
+    if outcome.detail:
+        yield from (f"    {line}" for line in outcome.detail.rstrip().splitlines())
+    if outcome.culprit:
+        yield f"log of {outcome.culprit}: {outcome.log_dir / (outcome.culprit.replace(' ', '-') + '.log')}"
+    else:
+        yield f"logs: {outcome.log_dir}"
+    if outcome.exit_code == EXIT_RETRY:
+        yield "Starting it again may help."
+    elif outcome.exit_code == EXIT_FIX_JOB:
+        yield "Starting it again as it is cannot help."

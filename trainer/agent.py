@@ -1,0 +1,502 @@
+"""The light half of a server or trainer: joins the coordinator, starts the Paddle child, watches it, answers for it.
+
+python -m trainer.agent --role pserver|trainer [--rank N] --coordinator HOST:PORT [--host ADDRESS] [--port N]
+
+It never imports Paddle, whose calls hold the GIL for minutes: heartbeats, health checks and signals must go on meanwhile.
+The child's standard input carries its specification, commands and replies; its events come back on a pipe of their own
+(process.EVENT_FD); its output passes through this process to the log. The child cannot outlive the agent (process.start).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import importlib.metadata
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+import psutil
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from pserver.probe import is_healthy
+from trainer.coordinator import coordinator_pb2 as pb
+from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+from trainer.coordinator.security import Security, SecurityError
+from trainer.logs import configure_logs
+from trainer.process import (
+    EXIT_DONE,
+    EXIT_FIX_JOB,
+    EXIT_RETRY,
+    PortTakenError,
+    describe_exit,
+    kill_session,
+    port_of,
+    reserve_port,
+    start,
+)
+
+_ROLES = {"pserver": pb.ROLE_PSERVER, "trainer": pb.ROLE_TRAINER}
+_NUM_TAIL_LINES = 30
+_MAX_LINE_BYTES = 16 << 20
+_JOIN_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """What an agent is told on its command line."""
+
+    role: str
+    rank: int | None
+    coordinator: str
+    """'host:port'; its name may not resolve yet, and nobody may listen there yet."""
+    host: str
+    """The address that this machine's child binds, and under which the other roles reach it."""
+    port: int | None = None
+    """The child's port; None: a free one, anew for each child."""
+    health_address: str = "127.0.0.1:0"
+    """Where the gRPC health service listens."""
+    join_seconds: float = 300.0
+    """How long the coordinator may stay away at the start."""
+    child_command: tuple[str, ...] = ()
+    """Replaces `python -m pserver.child` or `python -m trainer.child`."""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The program of the child."""
+        return self.child_command or (sys.executable, "-m", f"{self.role}.child")
+
+
+class Agent:
+    """One agent process. `run` returns its exit code."""
+
+    def __init__(self, options: AgentOptions, security: Security) -> None:
+        self._options = options
+        self._security = security
+        self._log = structlog.get_logger().bind(role=options.role)
+        self._outbox: asyncio.Queue[pb.AgentMessage] = asyncio.Queue()
+        self._holder: socket.socket | None = None
+        self._child: _Child | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._finish: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._heard_at = 0.0
+        self._rank = options.rank
+        self._health = health.aio.HealthServicer()
+
+    async def run(self) -> int:
+        """Attends the coordinator until the job is over or one of the two is lost."""
+        self._holder = reserve_port(self._options.host, self._options.port)
+        server = await self._serve_health()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            async with self._security.channel(self._options.coordinator) as channel:
+                return await self._attend(pb_grpc.CoordinatorStub(channel))
+        finally:
+            await self._end_child(0.0)
+            await server.stop(0)
+            if self._holder is not None:
+                self._holder.close()
+
+    # -- the coordinator
+
+    async def _attend(self, stub: Any) -> int:
+        deadline = time.monotonic() + self._options.join_seconds
+        while True:
+            call = stub.Attend(metadata=self._security.metadata, wait_for_ready=True)
+            try:
+                welcome = await self._join(call, max(0.0, deadline - time.monotonic()))
+                break
+            except asyncio.TimeoutError:
+                self._log.error(
+                    f"the coordinator at {self._options.coordinator} did not answer within {self._options.join_seconds:g} s:"
+                    " is it running, does its name resolve, is its port open?"
+                )
+                return EXIT_RETRY
+            except _RefusedError as refusal:
+                self._log.warning(f"the coordinator gives no seat: {refusal}")
+                if refusal.exit_code != EXIT_RETRY or time.monotonic() > deadline:
+                    return refusal.exit_code
+                await self._sleep(_JOIN_RETRY_SECONDS)
+            finally:
+                if self._finish.done():
+                    call.cancel()
+            if self._finish.done():
+                return self._finish.result()
+        self._rank = welcome.rank
+        self._log = self._log.bind(rank=self._rank)
+        self._log.info("joined the coordinator", coordinator=self._options.coordinator)
+        self._say_available()
+        await self._set_health(serving=True)
+        jobs = [
+            self._read(call),
+            self._write(call),
+            self._beat(welcome.heartbeat_seconds),
+            self._listen_for_silence(welcome.silence_seconds),
+        ]
+        tasks = [asyncio.create_task(job) for job in jobs]
+        try:
+            await asyncio.wait([*tasks, self._finish], return_when=asyncio.FIRST_COMPLETED)
+            if not self._finish.done():
+                for task in tasks:
+                    if task.done():
+                        task.result()  # none of them ends without a decision, except by an error
+            return self._finish.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self._end_child(0.0)
+            call.cancel()
+
+    async def _join(self, call: Any, seconds: float) -> pb.Welcome:
+        role = _ROLES[self._options.role]
+        version = importlib.metadata.version("paddlewheel")
+        join = pb.Join(role=role, rank=self._options.rank, host=self._options.host, pid=os.getpid(), version=version)
+
+        async def exchange() -> pb.AgentCommand:
+            await call.write(pb.AgentMessage(join=join))
+            while True:
+                command = await call.read()
+                if command is grpc.aio.EOF:
+                    raise _RefusedError("it closed the connection", EXIT_RETRY)
+                if command.WhichOneof("command") != "pulse":
+                    return command
+
+        asking = asyncio.ensure_future(exchange())
+        await asyncio.wait([asking, self._finish], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+                await asking
+            if self._finish.done():
+                raise _RefusedError("this agent was told to go", self._finish.result())
+            raise asyncio.TimeoutError
+        try:
+            command = asking.result()
+        except grpc.aio.AioRpcError as error:
+            code = EXIT_FIX_JOB if error.code() is grpc.StatusCode.UNAUTHENTICATED else EXIT_RETRY
+            raise _RefusedError(str(error.details() or error.code()), code) from error
+        except asyncio.InvalidStateError as error:  # grpc.aio's word for a stream that broke while it was written
+            raise _RefusedError("the connection broke", EXIT_RETRY) from error
+        self._heard_at = time.monotonic()
+        match command.WhichOneof("command"):
+            case "welcome":
+                return command.welcome
+            case "finish":
+                raise _RefusedError(f"the job is over: {command.finish.reason or 'done'}", command.finish.exit_code)
+            case _:
+                raise _RefusedError(command.refused.reason, command.refused.exit_code)
+
+    async def _read(self, call: Any) -> None:
+        try:
+            while (command := await call.read()) is not grpc.aio.EOF:
+                self._heard_at = time.monotonic()
+                await self._obey(command)
+            reason = "it closed the connection"
+        except grpc.aio.AioRpcError as error:
+            reason = str(error.details() or error.code())
+        self._lose_coordinator(reason)
+
+    async def _write(self, call: Any) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await call.write(await self._outbox.get())
+        await asyncio.sleep(3600)  # the reader says why
+
+    async def _beat(self, seconds: float) -> None:
+        while True:
+            beat = self._child.measure() if self._child is not None else pb.Heartbeat()
+            self._outbox.put_nowait(pb.AgentMessage(heartbeat=beat))
+            await asyncio.sleep(seconds)
+
+    async def _listen_for_silence(self, limit: float) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(limit / 8)
+            if time.monotonic() - before > limit / 2:  # it was this process that slept: read first what has come meanwhile
+                self._heard_at = max(self._heard_at, time.monotonic() - limit / 2)
+            if time.monotonic() - self._heard_at > limit:
+                self._lose_coordinator(f"not a word for {limit:g} s")
+
+    def _lose_coordinator(self, reason: str) -> None:
+        if not self._finish.done():
+            self._log.error(f"lost the coordinator ({reason}); ending the child")
+            self._finish.set_result(EXIT_RETRY)
+
+    def _on_signal(self, number: int) -> None:
+        self._log.warning(f"received {signal.Signals(number).name}")
+        if self._rank is None or self._heard_at == 0.0:
+            if not self._finish.done():
+                self._finish.set_result(128 + number)
+        else:
+            self._outbox.put_nowait(pb.AgentMessage(leaving=pb.Leaving(signal=number)))
+
+    async def _obey(self, command: pb.AgentCommand) -> None:
+        match command.WhichOneof("command"):
+            case "start_child":
+                await self._start_child(command.start_child)
+            case "child_input":
+                if self._child is not None and self._child.incarnation == command.child_input.incarnation:
+                    self._child.tell(command.child_input.json)
+            case "stop_child":
+                if self._child is not None and self._child.incarnation == command.stop_child.incarnation:
+                    self._child.stop(command.stop_child.grace_seconds)
+            case "finish":
+                self._log.info("the job is over", exit_code=command.finish.exit_code, cause=command.finish.reason)
+                if not self._finish.done():
+                    self._finish.set_result(command.finish.exit_code)
+
+    # -- the child
+
+    async def _start_child(self, order: pb.StartChild) -> None:
+        await self._end_child(0.0)
+        child = await _Child.start(self._options.command, order.incarnation, self._outbox)
+        self._child = child
+        child.tell(order.spec_json)
+        self._outbox.put_nowait(pb.AgentMessage(child_started=pb.ChildStarted(incarnation=order.incarnation, pid=child.pid)))
+        self._log.info("started the child", child_pid=child.pid, incarnation=order.incarnation)
+        self._watcher = asyncio.create_task(self._watch_child(child, order))
+
+    async def _watch_child(self, child: _Child, order: pb.StartChild) -> None:
+        probing: asyncio.Task[None] | None = None
+        if self._options.role == "pserver":
+            probing = asyncio.create_task(self._probe(child, order))
+        try:
+            code = await child.wait()
+        finally:
+            if probing is not None:
+                probing.cancel()
+        self._child = None
+        self._log.info(f"the child {describe_exit(code)}", incarnation=order.incarnation)
+        exited = pb.ChildExited(
+            incarnation=order.incarnation,
+            exit_code=code,
+            expected=child.stopping,
+            reason=child.deaf_reason,
+            log_tail="" if code == EXIT_DONE else child.tail,
+        )
+        self._outbox.put_nowait(pb.AgentMessage(child_exited=exited))
+        self._say_available()
+
+    async def _probe(self, child: _Child, order: pb.StartChild) -> None:
+        """Tells the coordinator when the server answers for the first time; ends a server that has become deaf."""
+        assert self._holder is not None
+        port, ready, heard_at = port_of(self._holder), False, time.monotonic()
+        while True:
+            if await asyncio.to_thread(is_healthy, self._options.host, port):
+                heard_at = time.monotonic()
+                if not ready:
+                    self._outbox.put_nowait(pb.AgentMessage(child_ready=pb.ChildReady(incarnation=order.incarnation)))
+                ready = True
+            elif ready and time.monotonic() - heard_at > order.deaf_seconds and not child.stopping:
+                child.deaf_reason = f"did not answer on its port for {order.deaf_seconds:g} s"
+                child.kill()
+            await asyncio.sleep(order.probe_seconds if not ready else max(order.probe_seconds, 1.0))
+
+    async def _end_child(self, grace_seconds: float) -> None:
+        if self._child is not None and self._watcher is not None:
+            self._child.stop(grace_seconds)
+            await self._watcher
+
+    def _say_available(self) -> None:
+        """The next child gets another port, unless the user has chosen one: the old one may linger."""
+        if self._options.port is None and self._holder is not None:
+            self._holder.close()
+            self._holder = reserve_port(self._options.host)
+        assert self._holder is not None
+        self._outbox.put_nowait(pb.AgentMessage(available=pb.Available(port=port_of(self._holder))))
+
+    # -- health
+
+    async def _serve_health(self) -> grpc.aio.Server:
+        server = self._security.server()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        self._security.listen(server, self._options.health_address)
+        await self._set_health(serving=False)
+        await server.start()
+        return server
+
+    async def _set_health(self, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("ready", status)
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.wait([self._finish], timeout=seconds)
+
+
+class _RefusedError(Exception):
+    def __init__(self, reason: str, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(reason)
+
+
+class _Child:
+    """A running child: its pipes, its output, its end."""
+
+    def __init__(self, process: Process, incarnation: int, outbox: asyncio.Queue[pb.AgentMessage]) -> None:
+        self.incarnation = incarnation
+        self.stopping = False
+        self.deaf_reason = ""
+        self._process = process
+        self._outbox = outbox
+        self._tail: collections.deque[str] = collections.deque(maxlen=_NUM_TAIL_LINES)
+        self._readers: list[asyncio.Task[None]] = []
+        self._killer: asyncio.TimerHandle | None = None
+        self._usage = psutil.Process(process.pid)
+
+    @classmethod
+    async def start(cls, command: Sequence[str], incarnation: int, outbox: asyncio.Queue[pb.AgentMessage]) -> _Child:
+        """Starts command with a pipe for its events."""
+        read_end, write_end = os.pipe()
+        try:
+            environment = {"PYTHONUNBUFFERED": "1"}
+            process = await start(command, environment=environment, stdin=True, event_fd=write_end)
+        finally:
+            os.close(write_end)
+        child = cls(process, incarnation, outbox)
+        child._listen(child._read_events(read_end))
+        child._listen(child._pass_on_output())
+        return child
+
+    @property
+    def pid(self) -> int:
+        """Of the child's process; also the number of its session."""
+        return self._process.pid
+
+    @property
+    def tail(self) -> str:
+        """The last lines of its output."""
+        return "\n".join(self._tail)
+
+    def tell(self, line: str) -> None:
+        """Writes a line to its standard input."""
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(line.encode() + b"\n")
+
+    def stop(self, grace_seconds: float) -> None:
+        """SIGTERM now, SIGKILL after the grace; without grace at once."""
+        self.stopping = True
+        if grace_seconds <= 0:
+            self.kill()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        if self._killer is None:
+            self._killer = asyncio.get_running_loop().call_later(grace_seconds, self.kill)
+
+    def kill(self) -> None:
+        """SIGKILL to it and to whatever it started."""
+        kill_session(self.pid)
+
+    async def wait(self) -> int:
+        """Its exit status (negative: the signal), once its last events and lines have been read."""
+        code = await self._process.wait()
+        if self._killer is not None:
+            self._killer.cancel()
+        kill_session(self.pid)  # what it had started
+        await asyncio.wait(self._readers, timeout=2.0)
+        for reader in self._readers:
+            reader.cancel()
+        return code
+
+    def measure(self) -> pb.Heartbeat:
+        """Its memory and state, for the heartbeat."""
+        try:
+            with self._usage.oneshot():
+                times = self._usage.cpu_times()
+                return pb.Heartbeat(
+                    child_memory_bytes=self._usage.memory_info().rss,
+                    child_cpu_seconds=times.user + times.system,
+                    child_stopped=self._usage.status() in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP},
+                )
+        except psutil.Error:
+            return pb.Heartbeat()
+
+    def _listen(self, reader: Coroutine[Any, Any, None]) -> None:
+        self._readers.append(asyncio.create_task(reader))
+
+    async def _read_events(self, fd: int) -> None:
+        reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
+        pipe = os.fdopen(fd, "rb", buffering=0)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            while line := await reader.readline():
+                try:
+                    said = json.loads(line)
+                except ValueError:
+                    said = None
+                if not isinstance(said, dict):
+                    said = {"event": "log", "level": "warning", "message": f"not an event: {line[:200]!r}"}
+                self._outbox.put_nowait(
+                    pb.AgentMessage(child_event=pb.ChildEvent(incarnation=self.incarnation, json=json.dumps(said)))
+                )
+        finally:
+            transport.close()
+
+    async def _pass_on_output(self) -> None:
+        assert self._process.stdout is not None
+        last = b""
+        while chunk := await self._process.stdout.read(1 << 16):
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+            *lines, last = (last + chunk).split(b"\n")
+            self._tail.extend(line.decode(errors="replace") for line in lines)
+        if last:
+            self._tail.append(last.decode(errors="replace"))
+
+
+async def attend(options: AgentOptions, security: Security) -> int:
+    """Runs one agent; returns its exit code."""
+    return await Agent(options, security).run()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the agent process."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.agent", description=__doc__)
+    parser.add_argument("--role", choices=sorted(_ROLES), required=True)
+    parser.add_argument("--rank", type=int, help="default: the lowest free one")
+    parser.add_argument("--coordinator", required=True, help="HOST:PORT")
+    parser.add_argument("--host", default="127.0.0.1", help="address of this machine for the other roles")
+    parser.add_argument("--port", type=int, help="the child's port (default: a free one)")
+    parser.add_argument("--health", default="127.0.0.1:0", help="address of the gRPC health service")
+    parser.add_argument("--join-seconds", type=float, default=300.0, help="how long the coordinator may stay away at the start")
+    parser.add_argument("--child", help="command that replaces the Paddle child (for tests)")
+    given = parser.parse_args(arguments)
+    configure_logs()
+    options = AgentOptions(
+        role=given.role,
+        rank=given.rank,
+        coordinator=given.coordinator,
+        host=given.host,
+        port=given.port,
+        health_address=given.health,
+        join_seconds=given.join_seconds,
+        child_command=tuple(shlex.split(given.child or "")),
+    )
+    try:
+        return asyncio.run(attend(options, Security.from_environment()))
+    except (SecurityError, PortTakenError) as error:
+        structlog.get_logger().error(str(error), role=options.role, rank=options.rank)
+        return EXIT_FIX_JOB
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""python -m trainer.coordinator: see service.py."""
+
+import sys
+
+from trainer.coordinator.service import main
+
+sys.exit(main())

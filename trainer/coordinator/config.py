@@ -1,0 +1,49 @@
+"""Limits and habits of the control plane; JobConfig embeds this as `control`."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class ControlConfig(BaseModel):
+    """How soon a loss is noticed, how long anything may take, and how often the job starts again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    heartbeat_seconds: float = Field(default=0.5, gt=0, le=60)
+    """Seconds between two heartbeats of an agent, and between two of the coordinator's answers."""
+    silence_seconds: float = Field(default=4.0, gt=0)
+    """An agent, or the coordinator, is taken for lost after this many seconds without a word."""
+    gather_seconds: float = Field(default=300.0, gt=0)
+    """Seconds the coordinator waits for all servers and trainers to be there, before it gives up."""
+    start_seconds: float = Field(default=180.0, gt=0)
+    """Seconds a server or trainer may take from its start until it is ready (before restoring a checkpoint)."""
+    step_seconds: float = Field(default=120.0, gt=0)
+    """A trainer that makes no step for this many seconds is stuck, and the incarnation ends."""
+    save_seconds: float = Field(default=3600.0, gt=0)
+    """The same limit while a checkpoint is saved or loaded."""
+    deaf_seconds: float = Field(default=30.0, gt=0)
+    """A server whose port does not answer for this many seconds is stuck."""
+    halt_seconds: float = Field(default=1.0, ge=0)
+    """After a failure, seconds between asking the processes to end and killing them."""
+    stop_seconds: float = Field(default=8.0, gt=0)
+    """On an ordered stop, seconds the trainers have to finish their step and leave; then they are killed."""
+    drain_seconds: float = Field(default=5.0, gt=0)
+    """When training is over, seconds the servers have to end by themselves; then they are killed."""
+    pull_timeout_seconds: float = Field(default=30.0, gt=0)
+    """A pull that took longer is never trained on: Paddle returns garbage after a failed one."""
+    max_restarts: int = Field(default=0, ge=0)
+    """How often in a row the job starts again after a loss; counted anew after each committed checkpoint."""
+    backoff_seconds: float = Field(default=1.0, ge=0)
+    """Pause before the first restart; doubled for each one that follows without progress."""
+    max_backoff_seconds: float = Field(default=60.0, ge=0)
+    """Longest such pause."""
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> ControlConfig:
+        if self.silence_seconds < 2 * self.heartbeat_seconds:
+            raise ValueError(
+                f"control.silence_seconds is {self.silence_seconds}, less than two heartbeats of {self.heartbeat_seconds} s:"
+                " every role would be taken for lost; raise it, or lower control.heartbeat_seconds"
+            )
+        return self

@@ -1,0 +1,59 @@
+"""What the coordinator has to run, and the lines it gives to the children it has started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainer.coordinator.config import ControlConfig
+
+
+class JobPlan(BaseModel):
+    """One run of a job: everything that the coordinator process reads at its start."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    mode: Literal["train", "evaluate"] = "train"
+    num_servers: int = Field(ge=1)
+    num_trainers: int = Field(ge=1)
+    run_dir: str
+    """Folder of this run: logs, journal, results."""
+    job: dict[str, Any]
+    """The validated job file; the children read it, the coordinator passes it on."""
+    tables: dict[str, Any]
+    """Descriptions of the tables that the job uses, for the servers."""
+    control: ControlConfig = ControlConfig()
+    interface: str | None = None
+    """Network interface of the trainers' AllReduce; None: chosen from the host's address."""
+    restore: str | None = None
+    """Checkpoint to begin with."""
+
+    def server_spec(self, endpoints: Sequence[str], rank: int, incarnation: int) -> dict[str, Any]:
+        """The first line on a pserver child's standard input."""
+        return {
+            "tables": self.tables,
+            "endpoints": list(endpoints),
+            "rank": rank,
+            "num_trainers": self.num_trainers,
+            "incarnation": incarnation,
+        }
+
+    def trainer_spec(
+        self, endpoints: Sequence[str], store: str, rank: int, incarnation: int, restore: str | None
+    ) -> dict[str, Any]:
+        """The first line on a trainer child's standard input."""
+        return {
+            "job": self.job,
+            "mode": self.mode,
+            "rank": rank,
+            "num_trainers": self.num_trainers,
+            "servers": list(endpoints),
+            "store": store,
+            "interface": self.interface,
+            "run_dir": self.run_dir,
+            "incarnation": incarnation,
+            "restore": restore,
+        }

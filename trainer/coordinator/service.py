@@ -1,0 +1,356 @@
+"""The coordinator process: carries events to the state machine (state.py) and its actions to the agents, over gRPC.
+
+python -m trainer.coordinator --plan PLAN.json --listen HOST:PORT [--announce FD]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import grpc
+import grpc.aio
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from trainer.coordinator import coordinator_pb2 as pb
+from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+from trainer.coordinator import state
+from trainer.coordinator.plan import JobPlan
+from trainer.coordinator.security import Security, SecurityError
+from trainer.logs import configure_logs
+from trainer.process import EXIT_FIX_JOB, EXIT_RETRY
+
+_ROLES = {pb.ROLE_PSERVER: state.Role.PSERVER, pb.ROLE_TRAINER: state.Role.TRAINER}
+_ROLE_NUMBERS = {role: number for number, role in _ROLES.items()}
+_NUM_ENTRIES_KEPT = 200
+_FAREWELL_SECONDS = 3.0
+"""How long the coordinator, when the job is over, waits for its agents and observers to hang up."""
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
+
+
+class Journal:
+    """Append-only record of what the coordinator decided: run_dir/journal.jsonl. Survives it, for the report."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = path.open("a", encoding="utf-8")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Adds a line and makes it durable."""
+        self._file.write(json.dumps({"time": round(time.time(), 3), **record}) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class CoordinatorService(pb_grpc.CoordinatorServicer):
+    """One job's control plane. All of it runs in one event loop, so the state machine sees one event at a time."""
+
+    def __init__(self, plan: JobPlan, journal: Journal) -> None:
+        self.plan = plan
+        self.over = asyncio.Event()
+        self._control = state.Control(plan, time.monotonic())
+        self._journal = journal
+        self._log = structlog.get_logger().bind(job=plan.name, role="coordinator")
+        self._outboxes: dict[int, asyncio.Queue[pb.AgentCommand | None]] = {}
+        self._num_sessions = 0
+        self._entries: collections.deque[pb.LogEntry] = collections.deque(maxlen=_NUM_ENTRIES_KEPT)
+        self._num_entries = 0
+        self._changed = asyncio.Condition()
+        self._version = 0
+        self._started_at = time.monotonic()
+        self._observers = 0
+
+    # -- the state machine
+
+    def apply(self, event: state.Event) -> None:
+        """Gives the event to the state machine and carries out what it decides."""
+        for action in self._control.handle(event, time.monotonic()):
+            self._perform(action)
+        self._version += 1
+
+    def _perform(self, action: state.Action) -> None:
+        limits = self.plan.control
+        match action:
+            case state.Welcome(session, rank):
+                welcome = pb.Welcome(
+                    rank=rank, heartbeat_seconds=limits.heartbeat_seconds, silence_seconds=limits.silence_seconds
+                )
+                self._send(session, pb.AgentCommand(welcome=welcome))
+            case state.Refuse(session, reason, exit_code):
+                self._send(session, pb.AgentCommand(refused=pb.Refused(reason=reason, exit_code=exit_code)))
+                self._send(session, None)
+            case state.StartChild(session, incarnation, spec):
+                start = pb.StartChild(
+                    incarnation=incarnation, spec_json=json.dumps(spec), probe_seconds=0.25, deaf_seconds=limits.deaf_seconds
+                )
+                self._send(session, pb.AgentCommand(start_child=start))
+            case state.TellChild(session, incarnation, line):
+                self._send(session, pb.AgentCommand(child_input=pb.ChildInput(incarnation=incarnation, json=json.dumps(line))))
+            case state.StopChild(session, incarnation, grace):
+                self._send(session, pb.AgentCommand(stop_child=pb.StopChild(incarnation=incarnation, grace_seconds=grace)))
+            case state.Finish(session, exit_code, reason):
+                self._send(session, pb.AgentCommand(finish=pb.Finish(exit_code=exit_code, reason=reason)))
+            case state.Drop(session):
+                self._send(session, None)
+            case state.Note(level, text, record):
+                self._note(level, text)
+                if record is not None:
+                    self._journal.write(record)
+            case state.Over(outcome):
+                record = {"what": "over", "exit_code": outcome.exit_code, "cause": outcome.cause, "culprit": outcome.culprit}
+                self._journal.write(record | ({"result": self._control.result} if self._control.result else {}))
+                self._note("debug", f"the job is over: {outcome.cause or 'done'}")
+                self.over.set()
+
+    def _note(self, level: str, text: str) -> None:
+        self._num_entries += 1
+        self._entries.append(pb.LogEntry(number=self._num_entries, time_seconds=time.time(), level=level, text=text))
+        getattr(self._log, level if level in {"debug", "info", "warning", "error"} else "info")(
+            text, incarnation=self._control.incarnation
+        )
+
+    def _send(self, session: int, command: pb.AgentCommand | None) -> None:
+        outbox = self._outboxes.get(session)
+        if outbox is not None:
+            outbox.put_nowait(command)
+
+    async def tick(self) -> None:
+        """Lets time pass for the state machine, pulses to the agents and news to the watchers, until cancelled."""
+        while True:
+            await asyncio.sleep(self.plan.control.heartbeat_seconds / 2)
+            self.apply(state.Tick())
+            for session in list(self._outboxes):
+                self._send(session, pb.AgentCommand(pulse=pb.Pulse()))
+            async with self._changed:
+                self._changed.notify_all()
+
+    # -- agents
+
+    async def Attend(  # noqa: N802 -- the name in the proto
+        self, request_iterator: AsyncIterator[pb.AgentMessage], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.AgentCommand]:
+        """One agent's membership."""
+        first = await anext(aiter(request_iterator), None)
+        role = _ROLES.get(first.join.role) if first is not None and first.HasField("join") else None
+        if first is None or role is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a Join that names a role")
+            return
+        join = first.join
+        self._num_sessions += 1
+        session = self._num_sessions
+        outbox: asyncio.Queue[pb.AgentCommand | None] = asyncio.Queue()
+        self._outboxes[session] = outbox
+        rank = join.rank if join.HasField("rank") else None
+        self.apply(state.Joined(session, role, rank, join.host, join.pid))
+        reader = asyncio.create_task(self._read(session, request_iterator))
+        reader.add_done_callback(lambda _task: outbox.put_nowait(None))
+        try:
+            while (command := await outbox.get()) is not None:
+                yield command
+        finally:
+            reader.cancel()
+            del self._outboxes[session]
+            self.apply(state.Left(session))
+
+    async def _read(self, session: int, messages: AsyncIterator[pb.AgentMessage]) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+            async for message in messages:
+                event = _event_of(session, message)
+                if event is not None:
+                    self.apply(event)
+
+    # -- observers
+
+    async def GetStatus(  # noqa: N802
+        self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.JobStatus:
+        """The job now."""
+        del request, context
+        return self.status()
+
+    async def WatchStatus(  # noqa: N802
+        self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.JobStatus]:
+        """The job, again and again, until it is over."""
+        del context
+        self._observers += 1
+        try:
+            while True:
+                version, over = self._version, self.over.is_set()
+                yield self.status()
+                if over:
+                    return
+                await asyncio.sleep(request.min_interval_seconds)
+                async with self._changed:
+                    await self._changed.wait_for(lambda version=version: self._version != version)  # type: ignore[misc]
+        finally:
+            self._observers -= 1
+
+    async def CheckpointNow(  # noqa: N802
+        self, request: pb.CheckpointRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.CheckpointReply:
+        """Not yet there."""
+        del request, context
+        return pb.CheckpointReply(committed=False, error="this job makes no checkpoints on demand")
+
+    async def StopJob(  # noqa: N802
+        self, request: pb.StopRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.StopReply:
+        """An ordered stop."""
+        del context
+        self.apply(state.StopRequested(request.reason or "stopped by a user", request.exit_code or 143))
+        return pb.StopReply()
+
+    def status(self) -> pb.JobStatus:
+        """Everything an observer may want to know, as of now."""
+        now, control = time.monotonic(), self._control
+        reply = pb.JobStatus(
+            name=self.plan.name,
+            mode=self.plan.mode,
+            phase=str(control.phase),
+            incarnation=control.incarnation,
+            num_restarts=control.num_restarts,
+            elapsed_seconds=now - self._started_at,
+            progress_json=json.dumps(control.progress) if control.progress else "",
+            entries=self._entries,
+            result_json=json.dumps(control.result) if control.result else "",
+            run_dir=self.plan.run_dir,
+            over=self.over.is_set(),
+            checkpoint=pb.CheckpointStatus(step=-1),
+        )
+        for member, seat in control.seats.items():
+            reply.members.add(
+                role=_ROLE_NUMBERS[member.role],
+                rank=member.rank,
+                host=seat.host,
+                port=seat.port,
+                state=seat.state,
+                pid=seat.pid,
+                child_pid=seat.child_pid,
+                heartbeat_age_seconds=max(0.0, now - seat.heard_at),
+                child_memory_bytes=seat.child_memory_bytes,
+                progress_json=json.dumps(seat.progress) if seat.progress else "",
+            )
+        if control.outcome is not None:
+            outcome = control.outcome
+            reply.outcome.CopyFrom(
+                pb.Outcome(exit_code=outcome.exit_code, cause=outcome.cause, culprit=outcome.culprit, detail=outcome.detail)
+            )
+        return reply
+
+    async def farewell(self) -> None:
+        """Waits, for a short while, until every agent and observer has heard the end and hung up."""
+        async with self._changed:
+            self._changed.notify_all()
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        while (self._outboxes or self._observers) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+
+def _event_of(session: int, message: pb.AgentMessage) -> state.Event | None:  # noqa: PLR0911 -- one line for each message
+    match message.WhichOneof("message"):
+        case "heartbeat":
+            beat = message.heartbeat
+            return state.Heard(session, beat.child_memory_bytes, beat.child_stopped)
+        case "available":
+            return state.Available(session, message.available.port)
+        case "child_started":
+            return state.ChildStarted(session, message.child_started.incarnation, message.child_started.pid)
+        case "child_ready":
+            return state.ChildReady(session, message.child_ready.incarnation)
+        case "child_event":
+            said = json.loads(message.child_event.json)
+            return state.ChildSaid(session, message.child_event.incarnation, said)
+        case "child_exited":
+            gone = message.child_exited
+            return state.ChildExited(session, gone.incarnation, gone.exit_code, gone.expected, gone.log_tail, gone.reason)
+        case "leaving":
+            return state.Leaving(session, message.leaving.signal)
+    return None
+
+
+async def serve(plan: JobPlan, listen: str, announce: TextIO | None = None, security: Security | None = None) -> int:
+    """Runs the coordinator until the job is over; returns the job's exit code.
+
+    Args:
+        plan: the job.
+        listen: 'host:port'; port 0 takes any free one.
+        announce: gets one line of JSON with the port, as soon as it is open.
+        security: TLS and token; from the environment by default.
+    """
+    security = security or Security.from_environment()
+    journal = Journal(Path(plan.run_dir) / "journal.jsonl")
+    service = CoordinatorService(plan, journal)
+    server = security.server()
+    pb_grpc.add_CoordinatorServicer_to_server(service, server)
+    health_service = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
+    reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    port = security.listen(server, listen)
+    await server.start()
+    for name in ("", SERVICE_NAME):
+        await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
+    if announce is not None:
+        announce.write(json.dumps({"port": port}) + "\n")
+        announce.close()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        request = state.StopRequested(f"the coordinator was sent {number.name}", 128 + number)
+        loop.add_signal_handler(number, service.apply, request)
+    structlog.get_logger().info("coordinator is listening", job=plan.name, address=listen.rsplit(":", 1)[0], port=port)
+    ticking = asyncio.create_task(service.tick())
+    over = asyncio.create_task(service.over.wait())
+    try:
+        await asyncio.wait({ticking, over}, return_when=asyncio.FIRST_COMPLETED)
+        if ticking.done():
+            ticking.result()  # raises what went wrong
+        await service.farewell()
+        status = service.status()
+        return status.outcome.exit_code
+    finally:
+        ticking.cancel()
+        over.cancel()
+        await server.stop(0.2)
+        journal.close()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the coordinator process."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.coordinator", description=__doc__)
+    parser.add_argument("--plan", required=True, help="JSON file with a JobPlan; - reads it from standard input")
+    parser.add_argument("--listen", default="127.0.0.1:0", help="address of the gRPC port")
+    parser.add_argument("--announce", type=int, help="descriptor to write the port to")
+    options = parser.parse_args(arguments)
+    configure_logs()
+    try:
+        text = sys.stdin.read() if options.plan == "-" else Path(options.plan).read_text(encoding="utf-8")
+        plan = JobPlan.model_validate_json(text)
+        announce = open(options.announce, "w", encoding="utf-8") if options.announce is not None else None  # noqa: SIM115, PTH123
+        return asyncio.run(serve(plan, options.listen, announce))
+    except (SecurityError, ValueError) as error:
+        structlog.get_logger().error(str(error), role="coordinator")
+        return EXIT_FIX_JOB
+    except OSError as error:
+        structlog.get_logger().error(str(error), role="coordinator")
+        return EXIT_RETRY
+
+
+if __name__ == "__main__":
+    sys.exit(main())

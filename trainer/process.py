@@ -1,0 +1,140 @@
+"""Child processes that cannot outlive their parent, what their end means, and ports kept free for them.
+
+Linux only, as is Paddle. Every process of a job is started through `start`: the kernel kills it when its parent dies
+(PR_SET_PDEATHSIG), which also works while Paddle holds the child's GIL or the parent was killed with -9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+EXIT_DONE = 0
+"""All rows were trained (or evaluated)."""
+EXIT_FIX_JOB = 64
+"""The job, its data or the environment is wrong: starting again cannot help."""
+EXIT_RETRY = 75
+"""Something was lost (a peer, a server, disk space): starting again may help."""
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+EVENT_FD = 3
+"""Where a child writes its events, one JSON object a line; its number is also in PADDLEWHEEL_EVENT_FD."""
+
+# Runs in the new process before the real program: dies with the parent, puts the event pipe in its place, becomes the program.
+# A preexec_fn would run Python between fork and exec in a process that has threads (gRPC's), which may deadlock.
+_GUARD = f"""
+import ctypes, os, signal, sys
+parent, event_fd = int(sys.argv[1]), int(sys.argv[2])
+if ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0) != 0:
+    raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+if os.getppid() != parent:
+    sys.exit({EXIT_RETRY})
+if event_fd >= 0:
+    if event_fd != {EVENT_FD}:
+        os.dup2(event_fd, {EVENT_FD})
+        os.close(event_fd)
+    os.set_inheritable({EVENT_FD}, True)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+
+
+async def start(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    output: IO[bytes] | None = None,
+    stdin: bool = False,
+    event_fd: int | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Process:
+    """Starts command in a session of its own, to be killed by the kernel when the calling *thread's* process ends.
+
+    Args:
+        command: program and arguments.
+        environment: added to this process's environment.
+        output: file for standard output and error; without it they come through the process's `stdout`.
+        stdin: whether its standard input is a pipe (else /dev/null).
+        event_fd: write end of a pipe that becomes the child's EVENT_FD.
+        pass_fds: descriptors that stay open in the child under their numbers.
+    """
+    variables = dict(os.environ)
+    variables.update(environment or {})
+    inherited = list(pass_fds)
+    if event_fd is not None:
+        variables["PADDLEWHEEL_EVENT_FD"] = str(EVENT_FD)
+        inherited.append(event_fd)
+    guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), str(-1 if event_fd is None else event_fd)]
+    return await asyncio.create_subprocess_exec(
+        *guard,
+        *command,
+        stdin=PIPE if stdin else asyncio.subprocess.DEVNULL,
+        stdout=PIPE if output is None else output,
+        stderr=STDOUT,
+        env=variables,
+        pass_fds=inherited,
+        start_new_session=True,
+    )
+
+
+def kill_session(pid: int, signal_number: int = signal.SIGKILL) -> None:
+    """Sends a signal to every process of the session that `start` made for pid; does nothing if none is left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal_number)
+
+
+def describe_exit(code: int) -> str:
+    """An exit status in words: 'was killed by SIGKILL', 'exited with code 64 (fix the job)'."""
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"was killed by {name}"
+    meaning = {
+        EXIT_DONE: " (done)",
+        EXIT_FIX_JOB: " (fix the job)",
+        EXIT_RETRY: " (retry may help)",
+        EXIT_INTERRUPTED: " (interrupted)",
+        EXIT_TERMINATED: " (terminated)",
+    }.get(code, "")
+    return f"exited with code {code}{meaning}"
+
+
+class PortTakenError(ValueError):
+    """The port that the user asked for is in use."""
+
+
+def reserve_port(host: str, port: int | None = None) -> socket.socket:
+    """A bound socket that keeps a TCP port of host from being given to anyone by the kernel; close it to let go.
+
+    It does not listen, so a server that sets SO_REUSEADDR (brpc, gloo's store and gRPC do) can bind the port meanwhile.
+
+    Raises:
+        PortTakenError: port is given, and some other process listens there.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        holder.bind(address)
+    except OSError as error:
+        holder.close()
+        if port is None:
+            raise
+        raise PortTakenError(
+            f"port {port} of {host} cannot be used ({error.strerror}): end the process that listens there, or choose another port"
+        ) from error
+    return holder
+
+
+def port_of(holder: socket.socket) -> int:
+    """The port that reserve_port keeps."""
+    return int(holder.getsockname()[1])
