@@ -27,7 +27,11 @@ EXIT_INTERRUPTED = 130
 _OURS = {"pserver", "trainer", "data_pipeline", "deploy"}
 
 _COMMANDS = {
+    "train": ("deploy.cli.run:train", "Train a job on this machine, with its servers and trainers."),
+    "evaluate": ("deploy.cli.run:evaluate", "Evaluate a checkpoint of a job on this machine."),
+    "data": ("deploy.cli.data:app", "Prepare, generate and check data."),
     "job": ("deploy.cli.job:app", "Look at a job file: its keys, its values, whether it can run."),
+    "checkpoint": ("deploy.cli.checkpoint:app", "List and verify checkpoints."),
     "doctor": ("deploy.cli.doctor:doctor", "Say what this environment has and lacks, with a remedy for each."),
     "version": ("deploy.cli.doctor:version", "Print the versions that matter in a bug report."),
 }

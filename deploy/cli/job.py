@@ -24,3 +24,16 @@ def show(job: JobFile, *, overrides: Overrides = (), json: Json = False) -> None
 
     config = JobConfig.load(job, overrides)
     answer(config.model_dump(mode="json"), json=json, text=lambda: config.to_yaml().rstrip())
+
+
+@app.command
+def check(job: JobFile, *, overrides: Overrides = (), json: Json = False) -> None:
+    """Say whether a job can run here: the file, the environment, the data files, their first rows, the ports it names."""
+    from deploy import preflight
+    from trainer.config import JobConfig
+
+    config = JobConfig.load(job, overrides)
+    found = preflight.check(config)
+    rows = f"{found.train_rows:,} training rows" + (f", {found.eval_rows:,} evaluation rows" if found.eval_rows else "")
+    left_out = "".join(f"\nleft out: {reason}" for reason in found.skipped_files)
+    answer(vars(found), json=json, text=lambda: f"{config.name} can run: {rows}, {found.paddle}{left_out}")

@@ -1,0 +1,71 @@
+"""Everything about a job that can be refused before anything starts: the environment, the data, the ports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from data_pipeline.config import DataConfig
+from data_pipeline.dataset import Dataset
+from data_pipeline.loader import Loader
+from pserver import requirements
+from trainer.config import ConfigError, JobConfig, Problem
+from trainer.process import reserve_port
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What was found on the way.
+
+    Attributes:
+        paddle: the installed Paddle distribution and its version.
+        train_rows: rows of the training data; None where the mode does not read it.
+        eval_rows: rows of the evaluation data; None without any.
+        skipped_files: why files were left out (`data.on_bad_file: skip`).
+    """
+
+    paddle: str
+    train_rows: int | None
+    eval_rows: int | None
+    skipped_files: tuple[str, ...]
+
+
+def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train") -> Preflight:
+    """Looks at the environment, every file's footer, the first rows of the data, and the ports that the job names.
+
+    Raises:
+        ConfigError: the job lacks what the mode needs.
+        pserver.errors.RequirementError: wrong Paddle or protobuf.
+        data_pipeline.errors.DataError: a path, file, column or value that the job cannot use.
+        trainer.process.PortTakenError: a port that the job names is in use.
+    """
+    paddle = requirements.check(import_core=False)
+    needed: Literal["train", "eval"] = "train" if mode == "train" else "eval"
+    if not getattr(job.data, needed):
+        raise ConfigError(
+            job.name,
+            [Problem(f"data.{needed}", f"is empty; `paddlewheel {mode}` needs a file, a folder or a glob there")],
+        )
+    datasets = {}
+    for part in ("train", "eval"):
+        paths = getattr(job.data, part)
+        if paths and not (part == "train" and mode == "evaluate"):
+            datasets[part] = Dataset.open(paths, job.data)
+            _read_first_rows(datasets[part], job.data)
+    cluster = job.cluster
+    for port in (*(cluster.server_ports or ()), cluster.coordinator_port):
+        if port is not None:
+            reserve_port(cluster.address, port).close()
+    return Preflight(
+        paddle=paddle,
+        train_rows=datasets["train"].num_rows if "train" in datasets else None,
+        eval_rows=datasets["eval"].num_rows if "eval" in datasets else None,
+        skipped_files=tuple(reason for dataset in datasets.values() for reason in dataset.skipped_files),
+    )
+
+
+def _read_first_rows(dataset: Dataset, config: DataConfig) -> None:
+    """Reads one batch: a footer tells types, but only rows tell that a label is 2 or a number infinite."""
+    slices = dataset.slices()[:1]
+    with Loader(dataset, config, slices, seed=0, epoch=0, training=False) as loader:
+        next(iter(loader), None)
