@@ -39,12 +39,13 @@ class DenseSync:
         if num_trainers == 1:
             return
         from paddle.base import core
+        from paddle.base.dygraph.tracer import Tracer
 
         os.environ["PADDLE_TRAINER_ID"] = str(rank)  # ProcessGroup reads the global rank from here
         if interface is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = interface
         host, port = store.rsplit(":", 1)
-        self._core = core
+        self._core, self._tracer = core, Tracer()
         self._store = core.TCPStore(host, int(port), rank == 0, num_trainers, timeout_seconds)
         self._group = core.ProcessGroupGloo.create(self._store, rank, num_trainers, 0)
 
@@ -59,13 +60,23 @@ class DenseSync:
         if self._group is None:
             return array
         assert array.flags.c_contiguous
-        tensor = self._core.eager.Tensor(array, self._core.CPUPlace(), False, True, "dense_sync", True)  # no copy
         with self._lock:
+            # Paddle makes such tensors in dynamic mode only (in static mode it crashes): give it a tracer for this line
+            self._core._switch_tracer(self._tracer)  # noqa: SLF001
+            tensor = self._core.eager.Tensor(array, self._core.CPUPlace(), False, True, "dense_sync", True)  # no copy
+            if not self._dynamic():
+                self._core._switch_tracer(None)  # noqa: SLF001
             try:
                 self._group.all_reduce(tensor, self._core.ReduceOp.SUM, True).wait()
             except Exception as error:
                 raise PeerLostError(f"AllReduce over {self.num_trainers} trainers failed: {error}") from error
         return array
+
+    @staticmethod
+    def _dynamic() -> bool:
+        import paddle
+
+        return bool(paddle.in_dynamic_mode())
 
     def gather(self, value: int) -> list[int]:
         """Every trainer's int64 `value`, by rank."""

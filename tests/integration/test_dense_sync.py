@@ -13,7 +13,10 @@ import json, os, sys
 import numpy as np
 from trainer.dense_sync import DenseSync, PeerLostError
 
+import paddle
+
 rank, trainers, port, dies = (int(a) for a in sys.argv[1:])
+paddle.enable_static()
 sync = DenseSync(rank, trainers, f"127.0.0.1:{port}", interface="lo")
 floats = np.random.default_rng(rank).standard_normal(100_003).astype(np.float32)
 sync.sum(floats)
