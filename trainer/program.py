@@ -116,8 +116,6 @@ class DenseProgram:
         self._scope = paddle.static.Scope()
         self._executor = paddle.static.Executor(paddle.CPUPlace())
         self._main, startup = paddle.static.Program(), paddle.static.Program()
-        startup.random_seed = self._main.random_seed = seed
-        paddle.seed(seed)
         with _building(self._main, startup, "dense/"):
             pulled, inputs = self._inputs(num_dense)
             layer = build(feature_spec(layouts, num_dense, num_labels), model)
@@ -138,10 +136,12 @@ class DenseProgram:
         self.sizes = {name: int(np.prod(p.shape)) for name, p in named}
         self.num_floats = sum(self.sizes.values())
         self._variables = {name: p.name for name, p in named}
-        apply_startup = self._build_apply(named, optimizer, seed)
+        apply_startup = self._build_apply(named, optimizer)
+        _seed_initializers(startup, seed)
         with paddle.static.scope_guard(self._scope):
             self._executor.run(startup)
             self._executor.run(apply_startup)
+        # A program's own `random_seed` would make dropout draw the same mask at every step.
         paddle.seed(seed + 1_000_003 * (rank + 1))
 
     def _inputs(self, num_dense: int) -> tuple[list[Variable], ModelInputs]:
@@ -190,9 +190,8 @@ class DenseProgram:
             first_order_B1 = paddle.zeros([1, 1], "float32")
         return pulled, ModelInputs(dense_BD, groups, first_order_B1, sequences)
 
-    def _build_apply(self, named: list[tuple[str, Any]], config: DenseOptimizerConfig, seed: int) -> Any:
+    def _build_apply(self, named: list[tuple[str, Any]], config: DenseOptimizerConfig) -> Any:
         self._apply, startup = paddle.static.Program(), paddle.static.Program()
-        startup.random_seed = seed
         with _building(self._apply, startup, "apply/"):
             block = self._apply.global_block()
             flat = paddle.static.data("flat", [self.num_floats], "float32")
@@ -305,6 +304,18 @@ def _building(main: Any, startup: Any, prefix: str) -> Iterator[None]:
         # a reminder of Paddle 1's broadcasting, at every operator between [B, X] and [B, 1]
         warnings.filterwarnings("ignore", message=r"[\s\S]*has been unified with", category=DeprecationWarning)
         yield
+
+
+def _seed_initializers(startup: Any, seed: int) -> None:
+    """Give every random initializer a seed of its own, made from `seed` and its place.
+
+    With one seed for the whole program Paddle starts all parameters with the same random numbers: layers would be
+    correlated, and parallel experts would stay equal forever.
+    """
+    random = [op for op in startup.global_block().ops if "seed" in op.attr_names]
+    for place, op in enumerate(random):
+        state = np.random.SeedSequence([seed, place]).generate_state(1)[0]
+        op._set_attr("seed", int(state >> 1) or 1)  # noqa: SLF001  int32; 0 would mean "any"
 
 
 def _lookup(rows_PW: Variable, index_BL: Variable, width: int) -> Variable:

@@ -183,6 +183,35 @@ def test_state_of_another_model_is_refused() -> None:
         program.load_state(state)
 
 
+def test_every_parameter_starts_with_its_own_numbers() -> None:
+    values = [v.ravel()[:4] for k, v in _program("deepfm").parameters().items() if v.ndim > 1]
+    ratios = np.array([v / values[0] for v in values[1:]])
+    assert (np.ptp(ratios, axis=1) > 0.01).all()
+
+
+def test_dropout_differs_by_step_and_trainer_and_repeats_with_the_seed() -> None:
+    rng = np.random.default_rng(9)
+    batch = _batch(rng)
+    rows = {name: rng.standard_normal((U, W + 1)).astype(np.float32) for name in ("user", "item")}
+
+    def logits(rank: int) -> list[np.ndarray]:
+        program = DenseProgram(
+            LAYOUTS,
+            num_dense=D,
+            num_labels=1,
+            model=ModelConfig(kind="deepfm", tower=(50, 40), dropout=0.5),
+            optimizer=DenseOptimizerConfig(),
+            seed=11,
+            rank=rank,
+        )
+        return [program.gradients(batch, rows).logit_BY for _ in range(2)]
+
+    first, second = logits(0)
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, logits(1)[0])
+    np.testing.assert_array_equal([first, second], logits(0))
+
+
 def test_a_batch_without_any_id_trains_and_scores() -> None:
     program = _program("deepfm")
     full = _batch(np.random.default_rng(8))
