@@ -1,0 +1,250 @@
+"""The control plane with real processes and fake children: whatever is killed, stopped or fails, the job ends as promised.
+
+That no process, port or temporary file is left is checked for every test here (tests/conftest.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+LONG = {"steps": 100_000}
+
+
+class Job:
+    """A launcher in a process of its own."""
+
+    def __init__(self, run_dir: Path, plan: dict[str, Any], control: dict[str, Any]) -> None:
+        self.run_dir = run_dir
+        environment = {**os.environ, "FAKE_PLAN": json.dumps(plan), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, str(HERE / "run_fake_job.py"), str(run_dir), json.dumps(control)]
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self.errors = ""
+
+    def finish(self, seconds: float = 60.0) -> dict[str, Any]:
+        """Waits for its end; its outcome, whose exit code is the launcher's."""
+        out, self.errors = self.process.communicate(timeout=seconds)
+        assert out, self.errors
+        outcome: dict[str, Any] = json.loads(out)
+        assert self.process.returncode == outcome["exit_code"]
+        return outcome
+
+    def processes(self, *words: str) -> list[psutil.Process]:
+        """Its processes whose command line holds all the words."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                line = process.cmdline()
+            except psutil.NoSuchProcess:
+                continue
+            if all(word in line for word in words):
+                found.append(process)
+        return found
+
+    def agent(self, role: str, rank: int) -> psutil.Process:
+        return self.processes("trainer.agent", role, str(rank))[0]
+
+    def child(self, role: str, rank: int) -> psutil.Process:
+        return self.agent(role, rank).children()[0]
+
+    def coordinator(self) -> psutil.Process:
+        return self.processes("trainer.coordinator")[0]
+
+    def is_running(self) -> bool:
+        log = self.run_dir / "logs" / "trainer-1.log"
+        children = len(self.processes(str(HERE / "fake_child.py")))
+        return children == 4 and log.exists() and "fake trainer 1" in log.read_text()
+
+
+@pytest.fixture
+def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    started: list[Job] = []
+
+    def start(plan: dict[str, Any], **control: Any) -> Job:
+        job = Job(tmp_path / "run", {"*": {"steps": 10}, **plan}, control)
+        started.append(job)
+        return job
+
+    yield start
+    for job in started:
+        if job.process.poll() is None:
+            job.process.kill()
+        job.process.communicate()
+
+
+def test_a_job_runs_to_its_end(start_job: Callable[..., Job]) -> None:
+    job = start_job({})
+    outcome = job.finish()
+    assert outcome["exit_code"] == 0
+    assert outcome["result"]["rows"] == 1000
+    assert "trained      1,000 rows" in job.errors
+    assert json.loads((job.run_dir / "result.json").read_text())["result"] == outcome["result"]
+    logs = {path.name for path in (job.run_dir / "logs").iterdir()}
+    assert logs == {"coordinator.log", "pserver-0.log", "pserver-1.log", "trainer-0.log", "trainer-1.log"}
+
+
+@pytest.mark.parametrize("role", ["pserver", "trainer"])
+@pytest.mark.parametrize("part", ["agent", "child"])
+def test_a_killed_process_ends_the_job_and_is_named(
+    start_job: Callable[..., Job], eventually: Callable[..., None], role: str, part: str
+) -> None:
+    job = start_job({"*": LONG})
+    eventually(job.is_running, seconds=60)
+    getattr(job, part)(role, 1).kill()
+    killed_at = time.monotonic()
+    outcome = job.finish()
+    assert time.monotonic() - killed_at < 10
+    assert outcome["exit_code"] == 75
+    assert outcome["culprit"] == f"{role} 1"
+    assert ("lost its agent" if part == "agent" else "was killed by SIGKILL") in outcome["cause"]
+
+
+@pytest.mark.parametrize("role", ["pserver", "trainer"])
+@pytest.mark.parametrize("part", ["agent", "child"])
+def test_a_stopped_process_is_noticed_within_seconds(
+    start_job: Callable[..., Job], eventually: Callable[..., None], role: str, part: str
+) -> None:
+    job = start_job({"*": LONG})
+    eventually(job.is_running, seconds=60)
+    getattr(job, part)(role, 1).suspend()
+    outcome = job.finish()
+    assert outcome["exit_code"] == 75
+    assert outcome["culprit"] == f"{role} 1"
+    assert ("no heartbeat" if part == "agent" else "SIGSTOP") in outcome["cause"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_coordinator_ends_the_job(
+    start_job: Callable[..., Job], eventually: Callable[..., None], how: signal.Signals
+) -> None:
+    job = start_job({"*": LONG})
+    eventually(job.is_running, seconds=60)
+    job.coordinator().send_signal(how)
+    outcome = job.finish()
+    assert outcome["exit_code"] == 75
+    assert outcome["culprit"] == "coordinator"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_job_in_order(
+    start_job: Callable[..., Job], eventually: Callable[..., None], number: signal.Signals, code: int
+) -> None:
+    job = start_job({"*": LONG})
+    eventually(job.is_running, seconds=60)
+    job.process.send_signal(number)
+    outcome = job.finish(10.0)
+    assert outcome["exit_code"] == code
+    assert outcome["culprit"] == ""
+
+
+def test_a_signal_stops_a_job_that_hangs(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:
+    job = start_job({"*": LONG, "trainer 1": {"at_step": 3, "do": "hang"}}, stop_seconds=1.0)
+    eventually(job.is_running, seconds=60)
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish(10.0)["exit_code"] == 130
+
+
+def test_a_signal_to_a_job_that_waits_for_a_server(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:
+    job = start_job({"pserver 0": {"start_seconds": 60}})
+    eventually(lambda: job.processes(str(HERE / "fake_child.py")), seconds=60)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.finish(10.0)["exit_code"] == 143
+
+
+def test_nothing_outlives_a_killed_launcher(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:
+    job = start_job({"*": LONG})
+    eventually(job.is_running, seconds=60)
+    processes = job.processes()
+    assert len(processes) == 9
+    job.process.kill()
+    eventually(lambda: not any(process.is_running() for process in processes), seconds=3.0)
+
+
+def test_an_agent_told_to_go_stops_the_whole_job(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:
+    job = start_job({"*": LONG})
+    eventually(job.is_running, seconds=60)
+    job.agent("pserver", 0).terminate()
+    outcome = job.finish()
+    assert outcome["exit_code"] == 143
+    assert "pserver 0" in outcome["cause"]
+
+
+def test_a_job_error_is_shown_with_its_cause_and_not_retried(start_job: Callable[..., Job]) -> None:
+    said = {"at_step": 3, "do": "error", "kind": "data", "message": "column click: label 2", "code": 64}
+    job = start_job({"*": LONG, "trainer 1": said}, max_restarts=3)
+    outcome = job.finish()
+    assert outcome["exit_code"] == 64
+    assert outcome["cause"] == "trainer 1 failed: column click: label 2"
+    assert outcome["num_restarts"] == 0
+    assert "Traceback: made up" in job.errors
+
+
+def test_a_crash_is_explained_by_the_last_lines_of_its_log(start_job: Callable[..., Job]) -> None:
+    job = start_job({"*": LONG, "trainer 0": {"at_step": 3, "do": "exit", "code": 1}})
+    outcome = job.finish()
+    assert outcome["exit_code"] == 75
+    assert "a word before the end" in outcome["detail"]
+
+
+def test_a_stuck_trainer_is_named(start_job: Callable[..., Job]) -> None:
+    job = start_job({"*": LONG, "trainer 1": {"at_step": 3, "do": "hang"}}, step_seconds=1.0)
+    outcome = job.finish()
+    assert outcome["exit_code"] == 75
+    assert outcome["cause"].startswith("trainer 1 made no progress for 1 s")
+
+
+def test_a_crash_is_mended_by_a_restart(start_job: Callable[..., Job]) -> None:
+    job = start_job({"trainer 0": {"at_step": 3, "do": "kill", "incarnations": [1, 2]}}, max_restarts=2)
+    outcome = job.finish()
+    assert outcome["exit_code"] == 0
+    assert outcome["num_restarts"] == 2
+
+
+def test_a_killed_agent_comes_back(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:
+    job = start_job({"*": {"steps": 100}}, max_restarts=2)
+    eventually(job.is_running, seconds=60)
+    job.agent("pserver", 1).kill()
+    outcome = job.finish()
+    assert outcome["exit_code"] == 0
+    assert outcome["num_restarts"] == 1
+
+
+def test_a_stopped_agent_is_replaced(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:
+    job = start_job({"*": {"steps": 100}}, max_restarts=2)
+    eventually(job.is_running, seconds=60)
+    job.agent("trainer", 1).suspend()
+    outcome = job.finish()
+    assert outcome["exit_code"] == 0
+    assert outcome["num_restarts"] == 1
+
+
+def test_restarts_are_counted(start_job: Callable[..., Job]) -> None:
+    job = start_job({"trainer 0": {"at": "start", "do": "exit", "code": 1}}, max_restarts=1)
+    outcome = job.finish()
+    assert outcome["exit_code"] == 75
+    assert "after 1 restart" in outcome["cause"]
+
+
+def test_two_jobs_do_not_share_a_run_folder(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:
+    first = start_job({"*": LONG})
+    eventually(first.is_running, seconds=60)
+    second = start_job({})
+    _, errors = second.process.communicate(timeout=60)
+    assert second.process.returncode != 0
+    assert "another run uses" in errors
+    first.process.send_signal(signal.SIGINT)
+    assert first.finish()["exit_code"] == 130

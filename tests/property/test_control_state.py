@@ -1,0 +1,275 @@
+"""The coordinator's decisions under thousands of orders of events: simulated agents, random losses, no process and no clock."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.coordinator import state
+from trainer.coordinator.config import ControlConfig
+from trainer.coordinator.plan import JobPlan
+from trainer.coordinator.state import ChildState, Control, Member, Phase, Role
+
+LIMITS = ControlConfig(
+    heartbeat_seconds=0.5, silence_seconds=4, gather_seconds=1000, start_seconds=50, step_seconds=30, max_restarts=3, backoff_seconds=1
+)
+
+
+@dataclass
+class Child:
+    """What a simulated agent's child does: starting, ready, then gone."""
+
+    incarnation: int
+    ready: bool = False
+    steps: int = 0
+
+
+@dataclass
+class Agent:
+    """A simulated agent: obeys commands one by one; its events wait in a queue until the world delivers them."""
+
+    member: Member
+    session: int | None = None
+    frozen: bool = False
+    finished: int | None = None
+    child: Child | None = None
+    commands: deque[Any] = field(default_factory=deque)
+    events: deque[Any] = field(default_factory=deque)
+
+
+class World:
+    """Agents around one Control, and checks on everything it does."""
+
+    def __init__(self, num_servers: int, num_trainers: int) -> None:
+        plan = JobPlan(
+            name="j", num_servers=num_servers, num_trainers=num_trainers, run_dir="/r", job={}, tables={}, control=LIMITS
+        )
+        self.now = 0.0
+        self.control = Control(plan, self.now)
+        members = [Member(Role.PSERVER, r) for r in range(num_servers)] + [Member(Role.TRAINER, r) for r in range(num_trainers)]
+        self.agents = [Agent(member) for member in members]
+        self.num_sessions = 0
+        self.num_overs = 0
+        self.stop_asked = False
+
+    # -- what the control does
+
+    def give(self, event: state.Event) -> None:
+        was_over = self.control.phase is Phase.OVER
+        actions = self.control.handle(event, self.now)
+        for action in actions:
+            self._check(action)
+            agent = next((a for a in self.agents if a.session == getattr(action, "session", None)), None)
+            match action:
+                case state.Over():
+                    self.num_overs += 1
+                    assert not was_over
+                case state.Note():
+                    pass
+                case _ if agent is None:
+                    assert isinstance(action, (state.Refuse, state.Finish)), f"{action} to a session that is gone"
+                case state.Refuse() | state.Drop():
+                    self._hang_up(agent)
+                case _:
+                    agent.commands.append(action)
+        assert self.num_overs <= 1
+
+    def _check(self, action: state.Action) -> None:
+        match action:
+            case state.StartChild(session=session):
+                agent = next(a for a in self.agents if a.session == session)
+                assert not any(isinstance(c, state.StartChild) for c in agent.commands), "told twice to start"
+                assert agent.child is None, "told to start a second child"
+                if agent.member.role is Role.TRAINER:
+                    servers = [seat for seat in self.control.seats_of(Role.PSERVER)]
+                    assert all(seat.child is ChildState.READY for seat in servers), "trainers before servers"
+            case state.Over(outcome=outcome):
+                self._check_outcome(outcome)
+
+    def _check_outcome(self, outcome: state.Outcome) -> None:
+        trainers = list(self.control.seats_of(Role.TRAINER))
+        if outcome.exit_code == 0:
+            assert self.control.result is not None
+            assert all(seat.child is ChildState.ENDED for seat in trainers)
+        else:
+            assert outcome.cause
+        if outcome.exit_code in {130, 143}:
+            assert self.stop_asked
+        if outcome.exit_code == 75 and not self.stop_asked:
+            assert self.control.num_restarts >= LIMITS.max_restarts or "not all roles" in outcome.cause
+        # No child that an agent could still end is left running.
+        for agent in self.agents:
+            if agent.session is not None and agent.child is not None:
+                seat = self.control.seats[agent.member]
+                assert not seat.has_child
+
+    def _hang_up(self, agent: Agent) -> None:
+        """The coordinator closes the agent's stream: the agent ends its child and exits, to be started again."""
+        session = agent.session
+        agent.session, agent.child, agent.frozen = None, None, False
+        agent.commands.clear()
+        agent.events.clear()
+        if session is not None:
+            self.give(state.Left(session))
+
+    # -- what the world does
+
+    def join(self, agent: Agent) -> None:
+        if agent.session is None and agent.finished is None:
+            self.num_sessions += 1
+            agent.session, agent.frozen = self.num_sessions, False
+            agent.events.append(state.Available(agent.session, 7000 + self.num_sessions))
+            self.give(state.Joined(agent.session, agent.member.role, agent.member.rank, "h", 1))
+
+    def obey(self, agent: Agent) -> None:
+        if agent.session is None or agent.frozen or not agent.commands:
+            return
+        match agent.commands.popleft():
+            case state.StartChild(incarnation=incarnation):
+                agent.child = Child(incarnation)
+                agent.events.append(state.ChildStarted(agent.session, incarnation, 9))
+            case state.StopChild(incarnation=incarnation) if agent.child is not None and agent.child.incarnation == incarnation:
+                self._end_child(agent, -9, expected=True)
+            case state.TellChild(line={"command": "stop"}) if agent.child is not None:
+                self._end_child(agent, 0)
+            case state.Finish(exit_code=code):
+                agent.finished = code
+                self._hang_up(agent)
+
+    def _end_child(self, agent: Agent, code: int, *, expected: bool = False) -> None:
+        assert agent.child is not None
+        assert agent.session is not None
+        agent.events.append(state.ChildExited(agent.session, agent.child.incarnation, code, expected))
+        agent.events.append(state.Available(agent.session, 8000 + agent.session))
+        agent.child = None
+
+    def deliver(self, agent: Agent) -> None:
+        if agent.session is not None and not agent.frozen and agent.events:
+            self.give(agent.events.popleft())
+
+    def work(self, agent: Agent) -> None:
+        """The child gets ready, then makes steps; a trainer ends after three, a server when told."""
+        child, session = agent.child, agent.session
+        if child is None or session is None or agent.frozen:
+            return
+        if not child.ready:
+            child.ready = True
+            agent.events.append(state.ChildReady(session, child.incarnation))
+            return
+        if agent.member.role is Role.PSERVER or self.control.phase is not Phase.RUNNING:
+            return
+        child.steps += 1
+        if child.steps <= 3:
+            said = {"event": "progress", "step": child.steps}
+            agent.events.append(state.ChildSaid(session, child.incarnation, said))
+        else:
+            agent.events.append(state.ChildSaid(session, child.incarnation, {"event": "result", "rows": 1}))
+            self._end_child(agent, 0)
+
+    def crash(self, agent: Agent, code: int) -> None:
+        if agent.child is not None and agent.session is not None and not agent.frozen:
+            if code == 64:
+                said = {"event": "error", "kind": "job", "message": "m"}
+                agent.events.append(state.ChildSaid(agent.session, agent.child.incarnation, said))
+            self._end_child(agent, code)
+
+    def die(self, agent: Agent) -> None:
+        if agent.session is not None:
+            self._hang_up(agent)
+
+    def stop(self) -> None:
+        self.stop_asked = True
+        self.give(state.StopRequested("asked", 143))
+
+    def wait(self, seconds: float) -> None:
+        """Time passes in ticks; agents that are not frozen send heartbeats."""
+        for _ in range(max(1, round(seconds / 0.5))):
+            self.now += min(seconds, 0.5)
+            for agent in self.agents:
+                if agent.session is not None and not agent.frozen:
+                    self.give(state.Heard(agent.session))
+            self.give(state.Tick())
+
+    def settle(self) -> None:
+        """Everybody behaves from now on: the job must come to an end."""
+        for _ in range(400):
+            if self.control.phase is Phase.OVER:
+                return
+            for agent in self.agents:
+                self.join(agent)
+                self.obey(agent)
+                self.work(agent)
+                while agent.events and agent.session is not None and not agent.frozen:
+                    self.deliver(agent)
+            self.wait(0.5)
+        raise AssertionError(f"the job does not end: {self.control.phase}, {self.control.seats}")
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["join", "join", "obey", "obey", "deliver", "deliver", "work", "work", "crash", "die", "freeze", "thaw", "wait", "long", "stop"]
+        ),
+        st.integers(0, 5),
+    ),
+    max_size=120,
+)
+
+
+@settings(max_examples=1500)
+@given(num_servers=st.integers(1, 2), num_trainers=st.integers(1, 3), moves=MOVES, ready=st.booleans(), codes=st.data())
+def test_every_order_of_events_ends_well(num_servers: int, num_trainers: int, moves: list[Any], ready: bool, codes: Any) -> None:
+    world = World(num_servers, num_trainers)
+    if ready:  # begin with a running job, so that failures also hit the later phases
+        for agent in world.agents:
+            world.join(agent)
+        for _ in range(20):
+            if world.control.phase is Phase.RUNNING:
+                break
+            for agent in world.agents:
+                world.obey(agent)
+                world.work(agent)
+                world.deliver(agent)
+                world.deliver(agent)
+        assert world.control.phase is Phase.RUNNING
+    for name, number in moves:
+        agent = world.agents[number % len(world.agents)]
+        match name:
+            case "crash":
+                world.crash(agent, codes.draw(st.sampled_from([1, -9, -6, 64, 75])))
+            case "freeze":
+                agent.frozen = agent.session is not None
+            case "thaw":
+                agent.frozen = False
+            case "wait":
+                world.wait(0.5)
+            case "long":
+                world.wait(5.0)
+            case "stop":
+                if number == 0:
+                    world.stop()
+            case _:
+                getattr(world, name)(agent)
+    world.settle()
+    assert world.num_overs == 1
+
+
+@settings(max_examples=300)
+@given(num_servers=st.integers(1, 3), num_trainers=st.integers(1, 3), seed=st.integers(0, 2**32))
+def test_without_losses_every_order_of_arrival_ends_with_success(num_servers: int, num_trainers: int, seed: int) -> None:
+    order = random.Random(seed)
+    world = World(num_servers, num_trainers)
+    for _ in range(3000):
+        agent = order.choice(world.agents)
+        order.choice([world.join, world.obey, world.work, world.deliver])(agent)
+        if world.control.phase is Phase.OVER:
+            break
+    world.settle()
+    assert world.control.outcome == state.Outcome(0)
+    assert world.control.num_restarts == 0
+    assert world.control.incarnation == 1
