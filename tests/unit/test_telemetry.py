@@ -1,0 +1,228 @@
+"""The mapping from what children say to metrics, and the registry held against the catalogue."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from trainer.telemetry import DurationHistogram, Series, Telemetry
+from trainer.telemetry.catalogue import BY_NAME, CATALOGUE, COMMON_LABELS, MAX_OPEN_VALUES, Kind, of_role
+
+
+def scrape(telemetry: Telemetry) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """Sample name -> labels -> value, read back from the text that Prometheus gets."""
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(generate_latest(telemetry.registry).decode()):
+        for sample in family.samples:
+            key = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in COMMON_LABELS))
+            assert set(sample.labels) >= set(COMMON_LABELS), sample
+            found.setdefault(sample.name, {})[key] = sample.value
+    return found
+
+
+def value(telemetry: Telemetry, name: str, **labels: str) -> float:
+    return scrape(telemetry)[f"paddlewheel_{name}"][tuple(sorted(labels.items()))]
+
+
+def progress(**fields: Any) -> dict[str, Any]:
+    return {"event": "progress", "step": 1, "epoch": 0, **fields}
+
+
+def trainer() -> Telemetry:
+    telemetry = Telemetry("trainer", "job", rank=0, version="1", clock=lambda: 1000.0)
+    telemetry.child_started(1)
+    return telemetry
+
+
+@pytest.mark.parametrize("role", ["trainer", "pserver"])
+def test_a_registry_serves_exactly_the_families_of_its_catalogue_page(role: str) -> None:
+    telemetry = Telemetry(role, "job", rank=0)
+    served = {family.name: family for family in telemetry.series.collect()}
+    expected = {metric.name.removesuffix("_total"): metric for metric in of_role(role)}
+    assert set(served) == set(expected)
+    for name, family in served.items():
+        assert (family.type, family.documentation) == (expected[name].kind.value, expected[name].help)
+
+
+def test_names_follow_the_convention() -> None:
+    units = ("_seconds", "_bytes", "_ratio")
+    for metric in CATALOGUE:
+        assert metric.name.startswith("paddlewheel_")
+        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER), metric.name
+        assert metric.kind is not Kind.HISTOGRAM or metric.name.endswith(units), metric.name
+        assert not {label.name for label in metric.labels} & {*COMMON_LABELS, "job", "instance", "le"}, metric.name
+        assert metric.help.endswith("."), metric.name
+
+
+def test_no_process_can_serve_an_unbounded_number_of_series() -> None:
+    for role in ("trainer", "pserver", "coordinator"):
+        assert sum(metric.num_series_bound for metric in of_role(role)) < 500, role
+    series = Series([BY_NAME["paddlewheel_pserver_table_keys"]], dict.fromkeys(COMMON_LABELS, ""))
+    for i in range(10 * MAX_OPEN_VALUES):
+        series.set("paddlewheel_pserver_table_keys", i, table=f"t{i}")
+    (family,) = series.collect()
+    assert len(family.samples) == MAX_OPEN_VALUES + 1
+    assert "other" in {sample.labels["table"] for sample in family.samples}
+
+
+def test_a_value_outside_of_a_closed_set_is_dropped() -> None:
+    telemetry = trainer()
+    before = scrape(telemetry)
+    telemetry.observe({"event": "log", "level": "chatty", "message": "x"})
+    telemetry.series.add("paddlewheel_agent_child_failures_total", reason="full moon")
+    after = scrape(telemetry)
+    assert {name: set(samples) for name, samples in before.items()} == {n: set(s) for n, s in after.items()}
+
+
+def test_counters_grow_over_children_and_never_go_back() -> None:
+    telemetry = trainer()
+    telemetry.observe(progress(step=10, own_rows=100, bad_steps=1))
+    telemetry.observe(progress(step=15, own_rows=150, bad_steps=1))
+    telemetry.child_exited(-9, expected=False)
+    assert value(telemetry, "trainer_rows_total") == 150
+    telemetry.child_started(2)
+    telemetry.observe({"event": "ready", "step": 10, "bad_steps": 1})  # restored from the checkpoint of step 10
+    assert value(telemetry, "trainer_rows_total") == 150
+    telemetry.observe(progress(step=12, own_rows=20, bad_steps=1))
+    assert value(telemetry, "trainer_rows_total") == 170
+    assert value(telemetry, "trainer_steps_total") == 17
+    assert value(telemetry, "trainer_bad_steps_total") == 1
+    assert value(telemetry, "agent_child_starts_total") == 2
+    assert value(telemetry, "agent_child_failures_total", reason="signal") == 1
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("step"), st.integers(0, 1000)),
+            st.tuples(st.just("start"), st.integers(0, 5)),
+            st.tuples(st.just("rows"), st.one_of(st.floats(), st.integers(-5, 10**12), st.none(), st.text(max_size=3))),
+        ),
+        max_size=30,
+    )
+)
+def test_no_order_of_events_makes_a_counter_go_back(steps: list[tuple[str, Any]]) -> None:
+    telemetry = trainer()
+    seen: dict[tuple[str, Any], float] = {}
+    for kind, number in steps:
+        if kind == "start":
+            telemetry.child_exited(0, expected=True)
+            telemetry.child_started(number)
+            telemetry.observe({"event": "ready", "step": number})
+        else:
+            telemetry.observe(progress(step=number) if kind == "step" else progress(own_rows=number, bytes=number))
+        for family in telemetry.series.collect():
+            for sample in family.samples:
+                if sample.name.endswith(("_total", "_bucket", "_count", "_sum")):
+                    key = (sample.name, tuple(sorted(sample.labels.items())))
+                    assert sample.value >= seen.get(key, 0.0)
+                    seen[key] = sample.value
+
+
+def test_twenty_restarts_make_no_new_series() -> None:
+    telemetry = trainer()
+    histogram = DurationHistogram()
+    numbers = []
+    for incarnation in range(1, 21):
+        telemetry.child_started(incarnation)
+        histogram.observe(0.01)
+        telemetry.observe({"event": "ready"})
+        telemetry.observe(progress(loss=0.5, auc=0.7, own_rows=10, durations={"wait": histogram.to_json()}))
+        telemetry.observe({"event": "log", "level": "error", "message": "?"})
+        telemetry.child_measured(1e9, 3.0)
+        telemetry.child_exited(75, expected=False)
+        numbers.append({name: set(samples) for name, samples in scrape(telemetry).items()})
+    assert all(number == numbers[0] for number in numbers)
+    assert value(telemetry, "agent_child_failures_total", reason="retry") == 20
+    # An agent process that is started again serves the same series.
+    assert set(scrape(trainer())) <= set(numbers[0])
+
+
+def test_histograms_of_a_child_arrive_whole() -> None:
+    telemetry = trainer()
+    child = DurationHistogram()
+    for seconds in (0.0004, 0.001, 0.0011, 0.3, 100.0):
+        child.observe(seconds)
+    telemetry.observe(progress(durations={"compute": child.to_json(), "servers_pull": child.to_json()}))
+    telemetry.observe(progress(durations={"compute": child.to_json()}))  # nothing new
+    found = scrape(telemetry)
+    buckets = found["paddlewheel_trainer_step_phase_seconds_bucket"]
+    at = {
+        bound: buckets[("le", bound), ("phase", "compute")] for bound in ("0.0005", "0.001", "0.0025", "10.0", "+Inf")
+    }
+    assert at == {"0.0005": 1, "0.001": 2, "0.0025": 3, "10.0": 4, "+Inf": 5}
+    assert found["paddlewheel_trainer_step_phase_seconds_count"][(("phase", "compute"),)] == 5
+    total = found["paddlewheel_trainer_step_phase_seconds_sum"][(("phase", "compute"),)]
+    assert math.isclose(total, child.sum_seconds)
+    assert found["paddlewheel_trainer_pull_seconds_count"][()] == 5
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {},
+        {"event": None},
+        {"event": "progress"},
+        {"event": "progress", "loss": "high", "auc": None, "step": True, "own_rows": float("nan")},
+        {"event": "progress", "durations": [1]},
+        {"event": "progress", "durations": {"wait": {"counts": [1], "sum_seconds": 1}}},
+        {"event": "progress", "durations": {"wait": {"counts": ["x"] * 14, "sum_seconds": 1}}},
+        {"event": "result", "eval": 3},
+        {"event": "log"},
+    ],
+)
+def test_whatever_a_child_says_raises_nothing(event: dict[str, Any]) -> None:
+    telemetry = trainer()
+    telemetry.observe(event)
+    assert value(telemetry, "trainer_rows_total") == 0
+
+
+def test_gauges_follow_the_last_event_and_the_child() -> None:
+    telemetry = Telemetry("trainer", "job", clock=lambda: 1234.0)
+    assert value(telemetry, "agent_joined") == 0
+    telemetry.joined(3)
+    telemetry.child_started(7)
+    telemetry.observe({"event": "ready"})
+    telemetry.child_measured(5e8, 1.5)
+    telemetry.observe(progress(loss=0.5, auc=0.71, staleness_steps=2))
+    telemetry.observe({"event": "result", "eval": {"auc": 0.8, "logloss": 0.4}})
+    assert value(telemetry, "agent_joined") == value(telemetry, "agent_child_ready") == 1
+    assert (value(telemetry, "trainer_loss"), value(telemetry, "trainer_auc")) == (0.5, 0.71)
+    assert (value(telemetry, "trainer_eval_auc"), value(telemetry, "trainer_staleness_steps")) == (0.8, 2)
+    assert value(telemetry, "agent_last_event_timestamp_seconds") == 1234
+    assert value(telemetry, "agent_child_memory_bytes") == 5e8
+    (sample,) = [s for f in telemetry.series.collect() for s in f.samples if s.name == "paddlewheel_trainer_loss"]
+    assert sample.labels == {"job_name": "job", "role": "trainer", "rank": "3"}
+    telemetry.child_exited(0, expected=True)
+    telemetry.left()
+    for name in ("agent_joined", "agent_child_up", "agent_child_ready", "agent_child_memory_bytes"):
+        assert value(telemetry, name) == 0, name
+
+
+def test_a_probe_is_asked_only_while_the_child_runs_and_may_fail() -> None:
+    asked = []
+    telemetry = Telemetry("pserver", "job", rank=0)
+
+    def probe(series: Series) -> None:
+        asked.append(series)
+        series.set("paddlewheel_pserver_uptime_seconds", 5)
+        if len(asked) == 2:
+            raise OSError("connection refused")
+
+    scrape(telemetry)
+    telemetry.child_started(1)
+    scrape(telemetry)
+    assert not asked
+    telemetry.child_ready(probe)
+    assert value(telemetry, "pserver_uptime_seconds") == 5
+    assert value(telemetry, "pserver_uptime_seconds") == 0
+    assert value(telemetry, "pserver_probe_failures_total") == 1
+    telemetry.child_exited(-9, expected=False)
+    scrape(telemetry)
+    assert len(asked) == 3

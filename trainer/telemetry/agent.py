@@ -1,0 +1,182 @@
+"""An agent's metrics: what its child reports, what the agent sees of it, and what a running server answers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from trainer.telemetry.catalogue import COMMON_LABELS, PHASES, SECONDS_BOUNDS, of_role
+from trainer.telemetry.series import Series
+
+Probe = Callable[[Series], None]
+"""Asks something at the time of a scrape and writes the answers; raises OSError or ValueError when there is none."""
+
+
+_COUNTS = ("bad_steps", "bad_rows", "pulled_bytes", "pushed_bytes", "pulled_keys", "skipped_rows", "truncated_ids")
+"""Fields of a progress event that are counts since the child's start, and counters here."""
+
+
+class Telemetry(Collector):
+    """Metrics of one pserver or trainer agent. Callable from any thread; nothing a child says makes it raise.
+
+    Args:
+        role: pserver or trainer.
+        job: name of the job.
+        rank: its rank, as soon as it is known; else `joined` tells it.
+        version: of paddlewheel.
+        clock: Unix time, for tests.
+    """
+
+    def __init__(
+        self, role: str, job: str, *, rank: int | None = None, version: str = "", clock: Callable[[], float] = time.time
+    ) -> None:
+        self.role = role
+        self._clock = clock
+        values = (job, role, "" if rank is None else str(rank))
+        self.series = Series(of_role(role), dict(zip(COMMON_LABELS, values, strict=True)))
+        self._probe: Probe | None = None
+        self._process = ProcessCollector(registry=None)
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self._set("agent_info", 1, version=version)
+        for name in (
+            "joined",
+            "incarnation",
+            "child_up",
+            "child_ready",
+            "child_memory_bytes",
+            "last_event_timestamp_seconds",
+        ):
+            self._set(f"agent_{name}", 0)
+
+    # -- what the agent does
+
+    def joined(self, rank: int) -> None:
+        """The coordinator has given this agent its seat."""
+        self.series.common["rank"] = str(rank)
+        self._set("agent_joined", 1)
+
+    def left(self) -> None:
+        """The coordinator is gone, or the job over."""
+        self._set("agent_joined", 0)
+
+    def child_started(self, incarnation: int) -> None:
+        """A new child: its counters begin at 0."""
+        self._probe = None
+        self.series.begin_anew()
+        self._set("agent_incarnation", incarnation)
+        self._set("agent_child_up", 1)
+        self._set("agent_child_ready", 0)
+        self._add("agent_child_starts_total")
+
+    def child_ready(self, probe: Probe | None = None) -> None:
+        """The child works. From now until it ends, `probe` is called at each scrape."""
+        self._probe = probe
+        self._set("agent_child_ready", 1)
+
+    def child_measured(self, memory_bytes: float, cpu_seconds: float) -> None:
+        """What the kernel says of the child."""
+        self._set("agent_child_memory_bytes", memory_bytes)
+        self._follow("agent_child_cpu_seconds_total", cpu_seconds)
+
+    def child_exited(self, code: int, *, expected: bool) -> None:
+        """The child has ended. code: negative for a signal. expected: the agent ended it."""
+        self._probe = None
+        gone = ["agent_child_up", "agent_child_ready", "agent_child_memory_bytes"]
+        for name in [*gone, *(["pserver_uptime_seconds"] if self.role == "pserver" else [])]:
+            self._set(name, 0)
+        if code != 0 and not expected:
+            reason = {64: "fix_job", 75: "retry"}.get(code, "signal" if code < 0 else "other")
+            self._add("agent_child_failures_total", reason=reason)
+
+    # -- what the child says
+
+    def observe(self, event: Mapping[str, Any]) -> None:
+        """Takes one event of the child. Fields that are missing, null or not numbers change nothing."""
+        self._set("agent_last_event_timestamp_seconds", self._clock())
+        kind = event.get("event")
+        if kind == "log" and event.get("level") in {"warning", "error"}:
+            self._add("agent_child_log_lines_total", level=str(event["level"]))
+        if self.role != "trainer":
+            return
+        if kind == "ready":
+            self._set("agent_child_ready", 1)
+            # Steps of a restored checkpoint were not taken by this child.
+            for name in ("step", "bad_steps", "bad_rows"):
+                counter = "trainer_steps_total" if name == "step" else f"trainer_{name}_total"
+                self.series.rebase(f"paddlewheel_{counter}", _number(event.get(name)) or 0.0)
+        elif kind == "progress":
+            self._progress(event)
+        elif kind == "result":
+            evaluation = event.get("eval")
+            if isinstance(evaluation, Mapping):
+                self._set("trainer_eval_auc", evaluation.get("auc"))
+                self._set("trainer_eval_logloss", evaluation.get("logloss"))
+
+    def _progress(self, event: Mapping[str, Any]) -> None:
+        for name in ("epoch", "loss", "auc", "staleness_steps", "ready_batches"):
+            self._set(f"trainer_{name}", event.get(name))
+        self._follow("trainer_rows_total", event.get("own_rows"))
+        self._follow("trainer_steps_total", event.get("step"))
+        for name in _COUNTS:
+            self._follow(f"trainer_{name}_total", event.get(name))
+        durations = event.get("durations")
+        if isinstance(durations, Mapping):
+            for phase in PHASES:
+                self._histogram("trainer_step_phase_seconds", durations.get(phase), phase=phase)
+            self._histogram("trainer_pull_seconds", durations.get("servers_pull"))
+            self._histogram("trainer_push_seconds", durations.get("servers_push"))
+
+    # -- inside
+
+    def _set(self, name: str, value: Any, **labels: str) -> None:
+        number = _number(value)
+        if number is not None:
+            self.series.set(f"paddlewheel_{name}", number, **labels)
+
+    def _add(self, name: str, **labels: str) -> None:
+        self.series.add(f"paddlewheel_{name}", 1.0, **labels)
+
+    def _follow(self, name: str, reading: Any) -> None:
+        number = _number(reading)
+        if number is not None:
+            self.series.follow(f"paddlewheel_{name}", number)
+
+    def _histogram(self, name: str, said: Any, **labels: str) -> None:
+        if not isinstance(said, Mapping) or not isinstance(said.get("counts"), list):
+            return
+        readings = [_number(count) for count in (*said["counts"], said.get("sum_seconds"))]
+        numbers = [reading for reading in readings if reading is not None]
+        if len(numbers) == len(SECONDS_BOUNDS) + 2 == len(readings):
+            self.series.follow_histogram(f"paddlewheel_{name}", numbers[:-1], numbers[-1], **labels)
+
+    def collect(self) -> Iterator[Family]:
+        """All families; asks the child first, if there is a probe. Part of the Collector interface."""
+        if (probe := self._probe) is not None:
+            try:
+                probe(self.series)
+            except (OSError, RuntimeError, ValueError):
+                if self.role == "pserver" and self._probe is probe:
+                    self._set("pserver_uptime_seconds", 0)
+                    self._add("pserver_probe_failures_total")
+        yield from self.series.collect()
+        for family in self._process.collect():
+            for i, sample in enumerate(family.samples):
+                family.samples[i] = sample._replace(labels={**self.series.common, **sample.labels})
+            yield family
+
+    def describe(self) -> Iterator[Family]:
+        """Names only: registering asks nothing."""
+        return self.series.collect()
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
