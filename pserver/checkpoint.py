@@ -2,12 +2,12 @@
 
 Layout of one table (`number` is made from its name, see `config.table_id`):
 
-    <directory>/<table>/table.json                        written last: what this is, and size, rows and hash of each part
+    <directory>/<table>/table.json                        written last: what this is; size, rows, hash of each part
     <directory>/<table>/<number>/part-<server>-<shard>    one line a key, written by the servers
 
-A line is `key slot unseen_days delta_score shows clicks first_order state... [embedding... state...]`, floats with six
-significant digits (so a restore is not bit-exact: README.md has the figures); the part in brackets is absent while the key
-is below the table's admission score. Order of columns: `ctr_accessor.h` and `.cc` in Paddle's source; confirmed by tests.
+A line is `key slot unseen_days delta_score shows clicks first_order state... [embedding... state...]`, floats with
+six significant digits (so a restore is not bit-exact: README.md has the figures); the part in brackets is absent while
+the key is below the table's admission score. Order of columns: `ctr_accessor.h` in Paddle's source; tested.
 
 Legend of shapes: N rows of one batch, K embedding floats, A accumulators of the first-order weight, E of the embedding.
 """
@@ -85,7 +85,7 @@ class SavedTable:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some keys of a table as saved. Values are changes from the initial vectors (see `initial`), not effective values."""
+    """Some keys of a table as saved. Values are changes from the initial vectors (see `initial`)."""
 
     keys_N: npt.NDArray[np.uint64]
     unseen_days_N: npt.NDArray[np.float32]
@@ -117,8 +117,8 @@ def check_path(path: Path) -> None:
     """Raise CheckpointError unless the path is absolute and safe in Paddle's shell commands."""
     if not _SAFE_PATH.fullmatch(str(path)):
         raise CheckpointError(
-            f"{str(path)!r} cannot hold tables: Paddle's servers pass it to a shell unquoted, so it must be absolute and made "
-            "of ASCII letters, digits and . _ / = @ : + , % - only"
+            f"{str(path)!r} cannot hold tables: Paddle's servers pass it to a shell unquoted, so it must be absolute "
+            "and made of ASCII letters, digits and . _ / = @ : + , % - only"
         )
 
 
@@ -147,7 +147,7 @@ def record(directory: Path, name: str, config: TableConfig, seed: int, num_shard
 
 
 def open_table(directory: Path) -> SavedTable:
-    """A saved table as its `table.json` describes it; looks at names and sizes of the parts, not into them (see `verify`).
+    """A saved table as its `table.json` describes it. Looks at the parts' names and sizes; `verify` looks into them.
 
     Raises CheckpointError when the description is missing or broken, or parts are missing, extra or of another size.
     """
@@ -188,8 +188,8 @@ def verify(saved: SavedTable) -> None:
     for part, now in zip(saved.parts, _measure_all(saved.paths()), strict=True):
         if now != part:
             raise CheckpointError(
-                f"{saved.folder / part.name} has changed since it was written: {now.num_rows} rows instead of {part.num_rows}, "
-                f"hash {now.xxh3_128} instead of {part.xxh3_128}"
+                f"{saved.folder / part.name} has changed since it was written: {now.num_rows} rows instead of "
+                f"{part.num_rows}, hash {now.xxh3_128} instead of {part.xxh3_128}"
             )
 
 
@@ -205,8 +205,8 @@ def check_fits(saved: SavedTable, name: str, config: TableConfig, seed: int) -> 
     for field, was, wanted in fields:
         if was != wanted:
             raise CheckpointError(
-                f"table {name!r}: {field} is {wanted}, but {saved.directory} was saved with {was}; use {was}, or start afresh"
-                + ("; `convert` can change it" if field in {"initial_range", "seed"} else "")
+                f"table {name!r}: {field} is {wanted}, but {saved.directory} was saved with {was}: use {was}, "
+                "or start afresh"
             )
 
 
@@ -253,7 +253,7 @@ def _measure(path: Path) -> Part:
 
 
 def read_rows(saved: SavedTable, *, shards: Iterable[int] | None = None) -> Iterator[Rows]:
-    """All rows (or those of some shards) in batches of a few MiB of text. Raises CheckpointError on a malformed line."""
+    """All rows (or those of some shards), some MiB of text at a time. CheckpointError on a malformed line."""
     paths = saved.paths()
     for shard in range(len(paths)) if shards is None else shards:
         for block in _blocks(paths[shard]):
@@ -287,8 +287,8 @@ def _parse(block: bytes, config: TableConfig, path: Path) -> Rows:
     if not bool((is_full | is_short).all()):
         wrong = int(columns[~(is_full | is_short)][0])
         raise CheckpointError(
-            f"{path} has a line of {wrong} columns; a table of width {config.width} with rule {config.optimizer.rule} has "
-            f"{full}, or {short} for a key without an embedding"
+            f"{path} has a line of {wrong} columns; a table of width {config.width} with rule {config.optimizer.rule} "
+            f"has {full}, or {short} for a key without an embedding"
         )
     groups = []
     lengths = np.diff(ends, prepend=0)
@@ -347,8 +347,8 @@ def _columns(lines: bytes, count: int, path: Path) -> tuple[npt.NDArray[np.uint6
 def reshard(saved: SavedTable, directory: Path, num_shards: int, *, name: str | None = None) -> SavedTable:
     """Copy a saved table into `directory` with another number of shards (and perhaps another name).
 
-    Values are copied as they are written. A renamed table's initial vectors would be others, so a new name is refused unless
-    initial_range is 0. Raises CheckpointError.
+    Values are copied as they are written. A renamed table's initial vectors would be others, so a new name is refused
+    unless initial_range is 0. Raises CheckpointError.
     """
     name = saved.name if name is None else name
     if name != saved.name and saved.config.initial_range:

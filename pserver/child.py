@@ -20,6 +20,7 @@ Exit codes: 0 stopped in order; 64 wrong job or environment; 75 port taken, or a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -39,9 +40,12 @@ from pserver.requirements import check
 EXIT_FIX_JOB, EXIT_RETRY = 64, 75
 _EVENT_FD = 3
 _STOP_RETRY_SECONDS = 0.2
+_CANNOT_LISTEN_SECONDS = 0.02  # `run_server` returns that soon, and without an error, when it cannot listen
+_signals_while_serving: list[int] = []
 
 
 def main() -> int:
+    """Serve until told to stop; returns the exit code."""
     events = _open_events()
 
     def emit(event: str, **details: Any) -> None:
@@ -50,7 +54,7 @@ def main() -> int:
 
     def fail(kind: str, error: Exception, code: int) -> int:
         emit("error", kind=kind, message=str(error))
-        print(f"parameter server: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"parameter server: {error}\n")
         return code
 
     emit("starting")
@@ -87,12 +91,12 @@ def main() -> int:
     server = core.DistFleetWrapper()
     server.init_server(description, hosts, rank, num_trainers, [])
     emit("serving", pid=os.getpid(), endpoint=endpoints[rank])
-    signal.signal(signal.SIGTERM, _ignored_while_serving)
-    signal.signal(signal.SIGINT, _ignored_while_serving)
+    signal.signal(signal.SIGTERM, _note_while_serving)
+    signal.signal(signal.SIGINT, _note_while_serving)
     signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
     started = time.monotonic()
     server.run_server(host, port)
-    if time.monotonic() - started < 0.05:  # it returns at once, and without an error, when it cannot listen
+    if not _signals_while_serving and time.monotonic() - started < _CANNOT_LISTEN_SECONDS:
         return fail("port", PortInUseError(f"Paddle could not listen on {host}:{port}"), EXIT_RETRY)
     emit("stopped")
     return 0
@@ -110,8 +114,9 @@ def _exit_before_serving(number: int, _frame: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _ignored_while_serving(_number: int, _frame: object) -> None:
-    """The helper has seen the signal; Python gets here only after the server has stopped."""
+def _note_while_serving(number: int, _frame: object) -> None:
+    """The helper has seen the signal already; Python gets here only when `run_server` has returned."""
+    _signals_while_serving.append(number)
 
 
 def _refuse_taken_port(host: str, port: int) -> None:
@@ -160,10 +165,8 @@ def _stopper(host: str, port: int, signals_fd: int, watch_stdin: bool) -> NoRetu
             break
         watched = [signals_fd]
         while True:
-            try:
+            with contextlib.suppress(ServerError):  # not listening yet, or no longer
                 probe.stop(host, port, timeout_seconds=2.0)
-            except ServerError:
-                pass  # not listening yet, or no longer
             ready, _, _ = select.select(watched, [], [], _STOP_RETRY_SECONDS)
             if ready and not os.read(signals_fd, 4096):
                 os._exit(0)

@@ -20,11 +20,12 @@ from pserver.initial import Initializer
 from pserver.wire import Buffer, Command, Connection, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
 
     import numpy.typing as npt
+    from typing_extensions import Self
 
 _IS_TRAINING = b"\x01"
 _SAVE, _SAVE_AND_ADVANCE_DAY = b"0", b"3"  # Paddle's modes 1 and 2 (delta, base) are not used: README.md says why
@@ -155,8 +156,8 @@ class Client:
         """Apply one update of the table's rule to each key; returns when all servers have applied theirs.
 
         grads_UW: the gradient of the loss summed over rows, summed over each key's occurrences. shows_U: occurrences
-        (> 0). clicks_U: occurrences in rows with a positive label. With `occurrences: mean` the rule sees grads / shows.
-        Raises PushError.
+        (> 0). clicks_U: occurrences in rows with a positive label. With `occurrences: mean` the rule sees
+        grads / shows. Raises PushError.
         """
         t = self._tables[table]
         keys_U = _checked(keys_U)
@@ -207,9 +208,9 @@ class Client:
     def save(self, directory: Path, *, advance_day: bool = False) -> dict[str, checkpoint.SavedTable]:
         """Write every table to `directory/<table>/` (which must not exist yet), read it back, and describe it.
 
-        The servers write, so the directory must be one that they and this process see under the same path. Nothing may be
-        pushed meanwhile. advance_day: afterwards, add one to the unseen days of every key in the servers (not in the
-        files). Raises CheckpointError or ServerError; then nothing under `directory` counts.
+        The servers write, so the directory must be one that they and this process see under the same path. Nothing
+        may be pushed meanwhile. advance_day: afterwards, add one to the unseen days of every key in the servers (not
+        in the files). Raises CheckpointError or ServerError; then nothing under `directory` counts.
         """
         return {
             name: self._save_table(t, directory / name, advance_day=advance_day) for name, t in self._tables.items()
@@ -254,7 +255,7 @@ class Client:
         for connection in (c for server in idle for c in server):
             connection.close()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -280,8 +281,8 @@ class Client:
         saved = checkpoint.record(directory, t.name, t.config, self._seed, t.num_shards)
         if saved.num_rows != num_keys:
             raise CheckpointError(
-                f"{directory} holds {saved.num_rows} rows after the save, but the servers held {num_keys} keys of table "
-                f"{t.name!r}: was something pushed meanwhile, or is the disk full?"
+                f"{directory} holds {saved.num_rows} rows after the save, but the servers held {num_keys} keys of "
+                f"table {t.name!r}: was something pushed meanwhile, or is the disk full?"
             )
         return saved
 
@@ -311,7 +312,7 @@ class Client:
             yield list(parts), [keys_U[part] for part in parts]
 
     def _ask_all(self, requests: Sequence[_Request | None], deadline: float) -> list[Reply | None]:
-        """Send one request to each server (None: nothing for it), then collect the answers; all servers work at once."""
+        """Send a request to each server (None: nothing for it), then collect the answers: all work at once."""
         connections: list[Connection | None] = [None] * len(requests)
         replies: list[Reply | None] = [None] * len(requests)
         try:
@@ -394,10 +395,11 @@ class _Request:
 
 
 def _buffer(array: npt.NDArray[np.generic]) -> memoryview:
-    return memoryview(np.ascontiguousarray(array)).cast("B")
+    return np.ascontiguousarray(array).data.cast("B")
 
 
 def _checked(keys_U: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    assert keys_U.dtype == np.uint64 and keys_U.ndim == 1, (keys_U.dtype, keys_U.shape)
+    assert keys_U.dtype == np.uint64, keys_U.dtype
+    assert keys_U.ndim == 1, keys_U.shape
     assert bool(keys_U.all()), "key 0 means padding and is never pulled or pushed"
     return keys_U

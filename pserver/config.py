@@ -22,7 +22,7 @@ class _Rule(_Frozen):
     learning_rate: float = Field(gt=0, description="Step size of the rule; unitless.")
     weight_bounds: _WeightBounds = Field(
         default=(-10.0, 10.0),
-        description="Lowest and highest value of each weight's change from its initial value; clipped after each update.",
+        description="Lowest and highest change of a weight from its initial value; clipped after each update.",
     )
 
     @model_validator(mode="after")
@@ -76,7 +76,7 @@ class Adam(_Rule):
 
 
 class AdamShared(Adam):
-    """Adam whose two moments are shared by all elements of a key's embedding: 4 more floats a key instead of 2 * width."""
+    """Adam with one pair of moments for all elements of an embedding: 4 more floats a key, not 2 * width + 2."""
 
     rule: Literal["adam_shared"] = "adam_shared"  # type: ignore[assignment]
 
@@ -119,7 +119,7 @@ class TableConfig(_Frozen):
         default=None,
         ge=1,
         le=2**31,
-        description="Score from which on a key has an embedding; below, only its first-order weight. null: from the start.",
+        description="Score from which a key has an embedding; below, only a first-order weight. null: from the start.",
     )
     lifecycle: Lifecycle = Field(default_factory=Lifecycle, description="Decay and eviction at day boundaries.")
     shards: int | None = Field(

@@ -1,8 +1,8 @@
 """Initial embeddings that every process computes alike from (seed, table, key), without asking a server.
 
-Paddle's servers draw initial values from generators that no seed controls. So servers start every key at 0 and store the
-*change*; the effective embedding is initial(key) + change. initial(key) is a row of a codebook of 65,536 vectors, chosen
-by the key's low 16 bits (keys are mixed, so neighbours in meaning are not neighbours here).
+Paddle's servers draw initial values from generators that no seed controls. So servers start every key at 0 and store
+the *change*; the effective embedding is initial(key) + change. initial(key) is a row of a codebook of 65,536 vectors,
+chosen by the key's low 16 bits (keys are mixed, so neighbours in meaning are not neighbours here).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Initializer:
         self._rows_RW[:, self._first_order :] = codebook(table, config.width, config.initial_range, seed)
 
     def admitted(self, shows_U: npt.NDArray[np.float32], clicks_U: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-        """Which keys have an embedding: those whose score reaches the admission score; in float32, as the server does it."""
+        """Which keys have an embedding: those whose score reaches the admission score; in float32, as on the server."""
         if self._config.admission is None:
             return np.ones(len(shows_U), np.bool_)
         score_U = (shows_U - clicks_U) * np.float32(self._config.unclicked_weight)

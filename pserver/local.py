@@ -1,4 +1,4 @@
-"""Parameter servers on this machine for as long as a `with` block lasts: for tests, benchmarks and one-machine tools."""
+"""Parameter servers on this machine while a `with` block lasts: for tests, benchmarks and one-machine tools."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def local_servers(
 ) -> Iterator[LocalServers]:
     """Start servers on free ports, wait until they are healthy; stop them in order afterwards, whatever happened.
 
-    Logs go to `log_directory/pserver-<rank>.log`. Raises ServerError when one does not become healthy in time. They also
-    stop when this process dies, whatever the cause.
+    Logs go to `log_directory/pserver-<rank>.log`. Raises ServerError when one does not become healthy in time. They
+    also stop when this process dies, whatever the cause.
     """
     endpoints = tuple(f"127.0.0.1:{port}" for port in _free_ports(num_servers))
     spec = {

@@ -1,7 +1,7 @@
 """The network protocol of Paddle 2.6.2's parameter server, spoken directly: brpc's `baidu_std` frames.
 
-A frame is "PRPC", body size, meta size (big-endian uint32), then meta (a protobuf message), payload (a protobuf message)
-and attachment (raw bytes). Messages and command numbers: `sendrecv.proto` in Paddle's source; frames: brpc's
+A frame is "PRPC", body size, meta size (big-endian uint32), then meta and payload (protobuf messages) and attachment
+(raw bytes). Messages and command numbers: `sendrecv.proto` in Paddle's source; frames: brpc's
 documentation of baidu_std. Only what the client needs is here, so the two message types are put together by hand.
 """
 
@@ -29,6 +29,8 @@ _correlation = itertools.count(1)
 
 
 class Command(IntEnum):
+    """What a server can be asked (PsCmdID of sendrecv.proto)."""
+
     PULL_SPARSE = 2
     PUSH_SPARSE = 3
     SHRINK_TABLE = 4
@@ -39,6 +41,8 @@ class Command(IntEnum):
 
 
 class Reply(NamedTuple):
+    """What a server answered: the message's data field, and the raw attachment."""
+
     data: memoryview
     attachment: memoryview
 

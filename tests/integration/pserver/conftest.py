@@ -8,22 +8,22 @@ from pserver.config import TableConfig
 from pserver.local import local_servers
 
 RULES = ("sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared")
+
+
+def table(rule, **fields):
+    """Few parts (a part is a file), and a number of them that 1, 2 and 3 servers share evenly."""
+    optimizer = {"rule": rule, "learning_rate": 0.05, **fields.pop("optimizer", {})}
+    return TableConfig(**{"width": 6, "shards": 6, **fields, "optimizer": optimizer})
+
+
+PLAIN = {"learning_rate": 0.2, "weight_bounds": (-0.3, 0.3), "occurrences": "mean"}
 # One table per rule and situation: a server with many tables starts as fast as with one.
 TABLES = {
-    **{rule: TableConfig(width=6, optimizer={"rule": rule, "learning_rate": 0.05}) for rule in RULES},
-    **{
-        f"{rule}-plain": TableConfig(
-            width=3,
-            first_order=False,
-            optimizer={"rule": rule, "learning_rate": 0.2, "weight_bounds": (-0.3, 0.3), "occurrences": "mean"},
-        )
-        for rule in RULES
-    },
-    "adagrad-sum": TableConfig(width=6, optimizer={"rule": "adagrad", "occurrences": "sum"}),
-    "admitted-by-shows": TableConfig(width=4, admission=3, optimizer={"rule": "sgd"}),
-    "admitted-by-score": TableConfig(
-        width=4, admission=2, unclicked_weight=0.1, clicked_weight=1.0, optimizer={"rule": "adagrad"}
-    ),
+    **{rule: table(rule) for rule in RULES},
+    **{f"{rule}-plain": table(rule, width=3, first_order=False, optimizer=PLAIN) for rule in RULES},
+    "adagrad-sum": table("adagrad", optimizer={"occurrences": "sum"}),
+    "admitted-by-shows": table("sgd", width=4, admission=3),
+    "admitted-by-score": table("adagrad", width=4, admission=2, unclicked_weight=0.1, clicked_weight=1.0),
     "default": TableConfig(width=16),
 }
 
@@ -46,7 +46,7 @@ _streams = itertools.count()
 
 @pytest.fixture
 def draw_keys():
-    """draw_keys(n): n keys that no other test uses."""
+    """A function: number -> so many keys that no other test uses."""
     rng = np.random.default_rng([2026, next(_streams)])
 
     def draw(count):

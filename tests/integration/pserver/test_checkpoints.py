@@ -1,0 +1,204 @@
+"""Saved tables: any number of servers, nothing lost, nothing else accepted."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from pserver import checkpoint
+from pserver.client import Client
+from pserver.config import TableConfig
+from pserver.errors import CheckpointError
+from pserver.local import local_servers
+from tests.integration.pserver.conftest import RULES, TABLES
+
+pytestmark = pytest.mark.processes
+SEED = 5
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Tables trained on 2 servers and saved: (directory, keys, effective values per table)."""
+    directory = tmp_path_factory.mktemp("saved") / "step-1"
+    rng = np.random.default_rng(3)
+    keys = np.unique(rng.integers(1, 1 << 64, 3000, dtype=np.uint64))
+    with (
+        local_servers(TABLES, 2, tmp_path_factory.mktemp("logs")) as servers,
+        Client(TABLES, servers.endpoints, seed=SEED) as client,
+    ):
+        for name, config in TABLES.items():
+            for _ in range(3):
+                some = keys[rng.random(len(keys)) < 0.7]
+                shows = rng.integers(1, 3, len(some)).astype(np.float32)
+                grads = rng.normal(0, 0.1, (len(some), config.pull_width)).astype(np.float32)
+                client.push(
+                    name, some, grads, shows, np.minimum(shows, rng.integers(0, 2, len(some))).astype(np.float32)
+                )
+        tables = client.save(directory)
+        assert {n: t.num_rows for n, t in tables.items()} == {n: sum(c) for n, c in client.num_keys().items()}
+        values = {name: client.pull_with_counts(name, keys) for name in TABLES}
+        with pytest.raises(CheckpointError, match="exists"):
+            client.save(directory)  # never into another save
+    return directory, keys, values
+
+
+@pytest.mark.parametrize("num_servers", [1, 3])
+def test_other_numbers_of_servers_give_the_same_vectors(saved, tmp_path, num_servers):
+    directory, keys, values = saved
+    with (
+        local_servers(TABLES, num_servers, tmp_path) as servers,
+        Client(TABLES, servers.endpoints, seed=SEED) as client,
+    ):
+        client.load(directory)
+        for name in TABLES:
+            loaded = client.pull_with_counts(name, keys)
+            # what six significant digits lose
+            np.testing.assert_allclose(loaded.values_UW, values[name].values_UW, rtol=5e-6, atol=5e-8)
+            np.testing.assert_array_equal(loaded.shows_U, values[name].shows_U)
+            np.testing.assert_array_equal(loaded.admitted_U, values[name].admitted_U)
+        # what is loaded saves again to the same lines
+        again = client.save(tmp_path / "again")
+    for name, table in again.items():
+        assert lines(table) == lines(checkpoint.open_table(directory / name))
+
+
+def test_a_number_of_servers_that_does_not_divide_the_shards(saved, tmp_path):
+    directory, keys, values = saved
+    some = {name: TABLES[name] for name in ("adagrad", "admitted-by-shows")}
+    with local_servers(some, 7, tmp_path) as servers, Client(some, servers.endpoints, seed=SEED) as client:
+        client.load(directory)
+        for name in some:
+            np.testing.assert_allclose(client.pull(name, keys), values[name].values_UW, rtol=5e-6, atol=5e-8)
+        counts = client.num_keys()["adagrad"]
+    assert min(counts) > 0.7 * max(counts)
+    assert not [p for p in directory.iterdir() if p.name.startswith(".")]  # the resharded copies are gone
+
+
+def test_training_goes_on_where_it_stopped(saved, tmp_path):
+    """Accumulators and moments are restored too: the next steps are the same as without a stop."""
+    directory, keys, _ = saved
+    some = {rule: TABLES[rule] for rule in RULES}
+    ones = np.ones(len(keys), np.float32)
+
+    def step(client):
+        for rule, config in some.items():
+            client.push(rule, keys, np.full((len(keys), config.pull_width), 0.1, np.float32), ones, ones)
+
+    with local_servers(some, 1, tmp_path) as servers, Client(some, servers.endpoints, seed=SEED) as client:
+        client.load(directory)
+        step(client)
+        client.save(tmp_path / "mid")
+        step(client)
+        undisturbed = {rule: client.pull(rule, keys) for rule in some}
+    with local_servers(some, 2, tmp_path) as servers, Client(some, servers.endpoints, seed=SEED) as client:
+        client.load(tmp_path / "mid")
+        step(client)
+        for rule in some:
+            np.testing.assert_allclose(client.pull(rule, keys), undisturbed[rule], rtol=1e-5, atol=5e-7)
+
+
+def test_rows_read_without_paddle_are_what_the_servers_hold(saved):
+    directory, keys, values = saved
+    for name, config in TABLES.items():
+        table = checkpoint.open_table(directory / name)
+        rows = list(checkpoint.read_rows(table))
+        read_keys = np.concatenate([r.keys_N for r in rows])
+        assert len(np.unique(read_keys)) == len(read_keys) == table.num_rows
+        order = np.argsort(read_keys)
+        known = np.isin(keys, read_keys)
+        np.testing.assert_array_equal(read_keys[order], keys[known])  # exact 64-bit keys
+        pulled = values[name]
+        np.testing.assert_array_equal(np.concatenate([r.shows_N for r in rows])[order], pulled.shows_U[known])
+        np.testing.assert_array_equal(np.concatenate([r.clicks_N for r in rows])[order], pulled.clicks_U[known])
+        if config.first_order:
+            first = np.concatenate([r.first_order_N for r in rows])[order]
+            np.testing.assert_allclose(first, pulled.values_UW[known, 0], rtol=5e-6)
+        if config.admission is not None:
+            has = np.concatenate([r.has_embedding_N for r in rows])[order]
+            np.testing.assert_array_equal(has, pulled.admitted_U[known])
+            assert 0 < has.sum() < len(has)
+
+
+BREAKAGES = {
+    "missing part": lambda folder, parts: parts[3].unlink(),
+    "extra part": lambda folder, parts: shutil.copy(parts[3], folder / "part-000-00500"),
+    "foreign file": lambda folder, parts: (folder / "notes.txt").write_text("?"),
+    "truncated part": lambda folder, parts: parts[3].write_bytes(parts[3].read_bytes()[:-1]),
+    "flipped byte": lambda folder, parts: parts[3].write_bytes(flip(parts[3].read_bytes())),
+    "swapped parts": lambda folder, parts: swap(parts[3], parts[4]),
+    "no description": lambda folder, parts: (folder.parent / "table.json").unlink(),
+    "broken description": lambda folder, parts: (folder.parent / "table.json").write_text("{}"),
+}
+
+
+def flip(data):
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def swap(a, b):
+    a_bytes, b_bytes = a.read_bytes(), b.read_bytes()
+    a.write_bytes(b_bytes)
+    b.write_bytes(a_bytes)
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES)
+def test_damage_is_found(saved, tmp_path, breakage):
+    directory, _, _ = saved
+    copy = tmp_path / "adagrad"
+    shutil.copytree(directory / "adagrad", copy)
+    checkpoint.verify(checkpoint.open_table(copy))  # a copy is fine
+    folder = checkpoint.open_table(copy).folder
+    BREAKAGES[breakage](folder, sorted(folder.iterdir()))
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        checkpoint.verify(checkpoint.open_table(copy))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"width": 12}, "width is 12.*saved with 6"),
+        ({"first_order": False}, "first_order is False"),
+        ({"optimizer": {"rule": "adam"}}, "rule is adam"),
+        ({"initial_range": 0.5}, "initial_range is 0.5"),
+    ],
+)
+def test_another_table_is_refused_before_a_server_is_asked(saved, change, words):
+    directory, _, _ = saved
+    config = TableConfig.model_validate({**TABLES["adagrad"].model_dump(), **change})
+    with Client({"adagrad": config}, ["127.0.0.1:1"], seed=SEED) as client, pytest.raises(CheckpointError, match=words):
+        client.load(directory)
+
+
+def test_another_seed_is_refused(saved):
+    with Client({"adagrad": TABLES["adagrad"]}, ["127.0.0.1:1"], seed=6) as client:
+        with pytest.raises(CheckpointError, match="seed is 6"):
+            client.load(saved[0])
+
+
+def test_loading_into_servers_that_hold_keys_is_noticed(saved, tmp_path):
+    directory, keys, _ = saved
+    some = {"adagrad": TABLES["adagrad"]}
+    with local_servers(some, 1, tmp_path) as servers, Client(some, servers.endpoints, seed=SEED) as client:
+        other = np.array([12345], np.uint64)
+        client.push("adagrad", other, client.pull("adagrad", other), np.ones(1, np.float32), np.zeros(1, np.float32))
+        with pytest.raises(CheckpointError, match="empty servers"):
+            client.load(directory)
+
+
+def test_paths_that_a_shell_would_misread_are_refused(tmp_path):
+    with Client({"t": TableConfig()}, ["127.0.0.1:1"]) as client:
+        for name in ("with space", "a;b", "$(x)", "*", "é"):
+            with pytest.raises(CheckpointError, match="shell"):
+                client.save(tmp_path / name)
+
+
+def lines(table):
+    return sorted(line for path in table.paths() for line in path.read_text().splitlines())
+
+
+def test_description_is_readable(saved):
+    document = json.loads((saved[0] / "adagrad" / "table.json").read_text())
+    assert document["name"] == "adagrad"
+    assert sum(part["num_rows"] for part in document["parts"]) == checkpoint.open_table(saved[0] / "adagrad").num_rows

@@ -1,0 +1,200 @@
+"""What is lost is noticed: in seconds, as an exception, and never as values."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pserver import probe
+from pserver.client import Client
+from pserver.config import TableConfig
+from pserver.errors import PullError, PushError, ServerError
+from pserver.local import local_servers
+
+pytestmark = pytest.mark.processes
+
+TABLES = {"t": TableConfig(width=4, shards=4)}
+KEYS = np.arange(1, 1001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+ONES = np.ones(len(KEYS), np.float32)
+
+
+@pytest.fixture
+def servers(tmp_path):
+    with local_servers(TABLES, 2, tmp_path) as servers:
+        yield servers
+
+
+def test_a_killed_server_fails_the_next_pull_and_push_at_once(servers):
+    with Client(TABLES, servers.endpoints) as client:
+        values = client.pull("t", KEYS)
+        servers.processes[1].kill()
+        servers.processes[1].wait()
+        started = time.monotonic()
+        with pytest.raises(PullError, match=servers.endpoints[1]):
+            client.pull("t", KEYS)
+        with pytest.raises(PushError, match=servers.endpoints[1]):
+            client.push("t", KEYS, values, ONES, ONES)
+        assert time.monotonic() - started < 2
+        client.flush()  # nothing under way hangs it
+
+
+def test_a_stopped_server_fails_within_the_time_limit_and_works_again_afterwards(servers):
+    with Client(TABLES, servers.endpoints, pull_timeout_seconds=0.5) as client:
+        before = client.pull("t", KEYS)
+        os.kill(servers.processes[0].pid, signal.SIGSTOP)
+        try:
+            wait_for_state(servers.processes[0].pid, "T")
+            started = time.monotonic()
+            with pytest.raises(PullError, match="timed out"):
+                client.pull("t", KEYS)
+            assert 0.4 < time.monotonic() - started < 3
+            assert not probe.is_healthy(*address(servers.endpoints[0]), timeout_seconds=0.2)
+        finally:
+            os.kill(servers.processes[0].pid, signal.SIGCONT)
+        np.testing.assert_array_equal(client.pull("t", KEYS), before)  # the late answer is not mistaken for this one's
+
+
+def test_gradients_that_are_not_finite_never_reach_a_server(servers):
+    with Client(TABLES, servers.endpoints) as client:
+        start = client.pull("t", KEYS)
+        for bad in (np.nan, np.inf):
+            grads = np.zeros_like(start)
+            grads[7, 2] = bad
+            with pytest.raises(PushError, match="NaN or inf"):
+                client.push("t", KEYS, grads, ONES, ONES)
+        assert sum(client.num_keys()["t"]) == 0
+
+
+def test_key_0_and_wrong_shapes_are_refused(servers):
+    with Client(TABLES, servers.endpoints) as client:
+        with pytest.raises(AssertionError, match="padding"):
+            client.pull("t", np.array([5, 0], np.uint64))
+        with pytest.raises(AssertionError):
+            client.pull("t", np.array([5], np.int64))
+        with pytest.raises(AssertionError):
+            client.push("t", KEYS, np.zeros((len(KEYS), 4), np.float32), ONES, ONES)
+        with pytest.raises(AssertionError, match="shows"):
+            client.push("t", KEYS, np.zeros((len(KEYS), 5), np.float32), ONES * 0, ONES)
+
+
+def test_no_keys_is_fine(servers):
+    none = np.zeros(0, np.uint64)
+    with Client(TABLES, servers.endpoints) as client:
+        values = client.pull("t", none)
+        assert values.shape == (0, 5)
+        client.push("t", none, values, none.astype(np.float32), none.astype(np.float32))
+
+
+def test_a_table_of_another_width_or_name_on_the_server_is_noticed(servers):
+    with Client({"t": TableConfig(width=8)}, servers.endpoints) as client, pytest.raises(PullError, match="width"):
+        client.pull("t", KEYS)
+    with Client({"u": TableConfig(width=4)}, servers.endpoints) as client, pytest.raises(PullError, match="table"):
+        client.pull("u", KEYS)
+
+
+def test_a_closed_client_says_so(servers):
+    client = Client(TABLES, servers.endpoints)
+    client.pull("t", KEYS)
+    client.close()
+    client.close()
+    with pytest.raises(PullError, match="closed"):
+        client.pull("t", KEYS)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, "stop"])
+def test_servers_end_in_order(servers, how):
+    with Client(TABLES, servers.endpoints) as client:
+        client.push("t", KEYS, client.pull("t", KEYS), ONES, ONES)
+        if how == "stop":
+            for _ in range(20):
+                client.num_keys()
+            client.stop_servers()
+        else:
+            for process in servers.processes:
+                os.killpg(process.pid, how)  # as Ctrl-C does: the helper gets it too
+        assert [process.wait(10) for process in servers.processes] == [0, 0]
+        client.stop_servers()  # they are gone: fine
+    assert not any(probe.is_healthy(*address(endpoint)) for endpoint in servers.endpoints)
+
+
+def test_a_taken_port_is_named(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+        spec = f'{{"tables": {{"t": {{}}}}, "endpoints": ["{endpoint}"], "rank": 0}}\n'
+        done = subprocess.run(
+            [sys.executable, "-m", "pserver.child"], input=spec, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 75
+    assert f"cannot listen on {endpoint}" in done.stdout
+    assert '"kind": "port"' in done.stdout
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "{}", '{"tables": {"t": {"widht": 3}}, "endpoints": ["127.0.0.1:1"], "rank": 0}', "[1]"]
+)
+def test_a_wrong_spec_is_the_jobs_fault(spec):
+    done = subprocess.run(
+        [sys.executable, "-m", "pserver.child"],
+        input=spec + "\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 64
+    assert '"kind": "job"' in done.stdout
+
+
+def test_servers_end_when_their_starter_dies(tmp_path):
+    code = (
+        "import sys, time, pathlib\n"
+        "from pserver.config import TableConfig\n"
+        "from pserver.local import local_servers\n"
+        "with local_servers({'t': TableConfig()}, 1, pathlib.Path(sys.argv[1])) as servers:\n"
+        "    print(servers.endpoints[0], servers.processes[0].pid, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    endpoint, pid = starter.stdout.readline().split()
+    starter.kill()
+    starter.communicate()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()
+    assert not probe.is_healthy(*address(endpoint))
+
+
+def test_something_else_on_the_port_is_not_healthy():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        endpoint = f"127.0.0.1:{other.getsockname()[1]}"
+        assert not probe.is_healthy(*address(endpoint), timeout_seconds=0.2)
+        with pytest.raises(ServerError):
+            probe.brpc_metrics(*address(endpoint), timeout_seconds=0.2)
+
+
+def test_metrics_of_a_server(servers):
+    metrics = probe.brpc_metrics(*address(servers.endpoints[0]))
+    assert metrics["process_memory_resident"] > 10_000_000
+
+
+def wait_for_state(pid, state):
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def address(endpoint):
+    host, port = endpoint.rsplit(":", 1)
+    return host, int(port)
