@@ -166,8 +166,10 @@ class Trainer:
             self.program, self.sync, max_bad_steps=job.train.max_bad_steps, signals=self.signals, on_step=on_step
         )
         skipped = 0
+        passes: list[dict[str, float]] = []
         for epoch in range(job.train.epochs):
             loop.progress.epoch = epoch
+            pass_started = time.monotonic()
             slices = assign(plan_epoch(data, job.seed, epoch), self.spec.num_trainers, self.spec.rank)
             with (
                 Loader(data, job.data, slices, seed=job.seed, epoch=epoch) as loader,
@@ -180,6 +182,7 @@ class Trainer:
             ):
                 synchronous = job.train.max_staleness_steps == 0 and self.spec.num_trainers > 1
                 finished = loop.epoch(exchange, synchronous=synchronous, on_checkpoint=lambda: None)
+            passes.append({"rows": loop.progress.epoch_rows, "started": pass_started, "ended": time.monotonic()})
             if not finished:
                 break
         progress, seconds = loop.progress, time.monotonic() - started
@@ -196,6 +199,7 @@ class Trainer:
             "skipped_rows": skipped,
             "dense_hash": self._check_identical(),
             "phase_seconds": loop.phases.seconds,
+            "passes": passes,  # of this machine's monotonic clock, reading, pulls and pushes included
         }
         result |= self._save(loop.progress)
         return result
