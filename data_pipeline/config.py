@@ -204,7 +204,8 @@ class Shuffle(_Section):
     """Rows that are held and mixed at a time."""
 
     slice_rows: int | None = Field(default=None, ge=1)
-    """Rows of a slice, the unit that is given to a trainer. Not given: a 256th of the data, between 256 and 65,536."""
+    """Rows of a slice, the unit that is given to a trainer. Not given: about a 200th of the data, a power of two from 256
+    to 65,536."""
 
 
 def _as_blocks(value: Any) -> Any:
@@ -265,7 +266,7 @@ class DataConfig(_Section):
     prefetch_batches: int = Field(default=8, ge=1, le=1024)
     """Finished batches kept ready."""
 
-    memory_bytes: int = Field(default=256 << 20, ge=16 << 20)
+    memory_bytes: int = Field(default=160 << 20, ge=16 << 20)
     """Bound on decoded row groups and open readers of one trainer."""
 
     @model_validator(mode="after")

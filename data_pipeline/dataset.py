@@ -18,7 +18,9 @@ from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
 from data_pipeline.sources import SourceFile, discover
 
-_LARGE_ROW_GROUP_BYTES = 16 << 20
+_CACHED_CELLS = 2 << 20
+_CACHED_BYTES = 4 << 20
+_STREAM_BYTES_PER_COLUMN = 1_300_000
 
 
 class RowGroup(NamedTuple):
@@ -26,6 +28,16 @@ class RowGroup(NamedTuple):
 
     num_rows: int
     num_bytes: int
+
+    def is_small(self, num_columns: int) -> bool:
+        """Small row groups are decoded whole and kept; large ones are streamed from their start."""
+        return self.num_bytes <= _CACHED_BYTES and self.num_rows * num_columns <= _CACHED_CELLS
+
+    def open_bytes(self, num_columns: int) -> int:
+        """Memory that reading it takes: all of its values, or (measured) a page and a dictionary per column."""
+        if self.is_small(num_columns):
+            return 8 * self.num_rows * num_columns
+        return max(_CACHED_BYTES, min(2 * self.num_bytes, _STREAM_BYTES_PER_COLUMN * num_columns))
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,8 @@ class DataFile:
         return sum(g.num_rows for g in self.row_groups)
 
 
-class Slice(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Slice:
     """Rows `row_start` to `row_start + num_rows` of a row group of a file; `file` indexes `Dataset.files`."""
 
     index: int
@@ -153,7 +166,7 @@ class Dataset:
         """Rows of a full slice under the job's `shuffle.slice_rows`."""
         if self.config.shuffle.slice_rows is not None:
             return self.config.shuffle.slice_rows
-        return min(65536, max(256, -(-self.num_rows // 256)))
+        return 1 << min(16, max(8, (-(-self.num_rows // 256) - 1).bit_length()))
 
     def slices(self, max_rows: int | None = None) -> tuple[Slice, ...]:
         """All rows as slices in file order; the index of a slice is its position here."""
@@ -161,19 +174,21 @@ class Dataset:
         result: list[Slice] = []
         for number, file in enumerate(self.files):
             for group, (num_rows, _) in enumerate(file.row_groups):
-                pieces = -(-num_rows // limit)
-                for piece in range(pieces):
-                    start, end = num_rows * piece // pieces, num_rows * (piece + 1) // pieces
-                    result.append(Slice(len(result), number, group, start, end - start))
+                for start in range(0, num_rows, limit):
+                    result.append(Slice(len(result), number, group, start, min(limit, num_rows - start)))
         return tuple(result)
 
     def lanes(self) -> int:
         """From how many places of the data rows are mixed: bounded by the memory that open row groups take."""
-        largest = max((g.num_bytes for f in self.files for g in f.row_groups), default=0)
-        if largest <= _LARGE_ROW_GROUP_BYTES:
-            return self.config.shuffle.interleave
-        large = sum(g.num_bytes > _LARGE_ROW_GROUP_BYTES for f in self.files for g in f.row_groups)
-        return max(1, min(self.config.shuffle.interleave, large, self.config.memory_bytes // (48 << 20)))
+        num_columns = len(schema.columns_needed(self.config))
+        groups = [g for f in self.files for g in f.row_groups if g.num_rows]
+        affordable = self.config.memory_bytes // max((g.open_bytes(num_columns) for g in groups), default=1)
+        lanes = min(self.config.shuffle.interleave, affordable)
+        num_streamed = sum(not g.is_small(num_columns) for g in groups)
+        if num_streamed:
+            # A lane that starts inside a streamed row group has to decode it up to there.
+            lanes = min(lanes, max(4, num_streamed))
+        return max(1, lanes)
 
 
 def plan_epoch(dataset: Dataset, seed: int, epoch: int) -> list[Slice]:
@@ -190,14 +205,15 @@ def plan_epoch(dataset: Dataset, seed: int, epoch: int) -> list[Slice]:
         np.array([0x706C616E, seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, epoch], dtype=np.uint32)
     )
     lanes: list[list[list[Slice]]] = [[] for _ in range(dataset.lanes())]
+    num_columns = len(schema.columns_needed(dataset.config))
+    streamed = [not g.is_small(num_columns) for f in dataset.files for g in f.row_groups]
+    keep_whole = sum(streamed) >= len(lanes)
     total = sum(s.num_rows for s in slices)
-    whole = any(g.num_bytes > _LARGE_ROW_GROUP_BYTES for f in dataset.files for g in f.row_groups)
-    before = 0
-    lane = 0
+    before, lane = 0, 0
     previous: tuple[int, int, int] | None = None
     for piece in slices:
         key = (piece.file, piece.row_group)
-        if not (whole and previous is not None and previous[:2] == key):
+        if not (keep_whole and previous is not None and previous[:2] == key):
             lane = min(len(lanes) - 1, (2 * before + piece.num_rows) * len(lanes) // (2 * total))
         if previous != (*key, lane):
             lanes[lane].append([])
@@ -205,13 +221,11 @@ def plan_epoch(dataset: Dataset, seed: int, epoch: int) -> list[Slice]:
         previous = (*key, lane)
         before += piece.num_rows
     queues = [[s for i in random.permutation(len(runs)) for s in runs[i]] for runs in lanes]
-    order = random.permutation(len(queues))
     merged: list[tuple[float, int, Slice]] = []
-    for rank, number in enumerate(order):
-        queue = queues[number]
-        rows = sum(s.num_rows for s in queue)
+    for rank, number in enumerate(random.permutation(len(queues))):
+        rows = sum(s.num_rows for s in queues[number])
         done = 0
-        for piece in queue:
+        for piece in queues[number]:
             merged.append((done / rows, rank, piece))
             done += piece.num_rows
     merged.sort(key=lambda m: m[:2])
@@ -219,22 +233,42 @@ def plan_epoch(dataset: Dataset, seed: int, epoch: int) -> list[Slice]:
 
 
 def assign(slices: Sequence[Slice], num_trainers: int, rank: int, done: Mapping[int, int] | None = None) -> list[Slice]:
-    """The part of a plan that trainer `rank` reads: consecutive slices, so that row groups stay together.
+    """The part of a plan that trainer `rank` reads, in the plan's order.
 
-    Parts are disjoint, complete, and differ by less than the largest slice in rows still to do. `done` holds rows that were
-    already trained, by slice index.
+    Parts are disjoint, complete, and differ by at most the largest slice in rows still to do. Slices of a row group stay together
+    where that balance allows. `done` holds rows that were already trained, by slice index.
     """
     if not 0 <= rank < num_trainers:
         raise ValueError(f"rank {rank} is not below num_trainers {num_trainers}")
+    if num_trainers == 1:
+        return list(slices)
     done = done or {}
     left = [s.num_rows - done.get(s.index, 0) for s in slices]
-    total = sum(left)
-    if total == 0:
-        return list(slices) if rank == 0 else []
-    mine: list[Slice] = []
-    before = 0
-    for piece, rows in zip(slices, left, strict=True):
-        if min(num_trainers - 1, (2 * before + rows) * num_trainers // (2 * total)) == rank:
-            mine.append(piece)
-        before += rows
-    return mine
+    share = -(-sum(left) // num_trainers)
+    # Whole row groups, in the plan's order, to whoever has the fewest rows; one that exceeds a share is cut.
+    runs: dict[tuple[int, int], list[list[int]]] = {}
+    for place, piece in enumerate(slices):
+        run = runs.setdefault((piece.file, piece.row_group), [[]])
+        if run[-1] and sum(left[p] for p in run[-1]) + left[place] > share:
+            run.append([])
+        run[-1].append(place)
+    parts: list[list[int]] = [[] for _ in range(num_trainers)]
+    rows = [0] * num_trainers
+    for run in runs.values():
+        for places in run:
+            poorest = rows.index(min(rows))
+            parts[poorest] += places
+            rows[poorest] += sum(left[p] for p in places)
+    # Then single slices go from the richest to the poorest while that makes them more equal.
+    while True:
+        richest, poorest = rows.index(max(rows)), rows.index(min(rows))
+        gap = rows[richest] - rows[poorest]
+        movable = [p for p in reversed(parts[richest]) if 0 < left[p] < gap]
+        if not movable:
+            break
+        place = next((p for p in movable if 2 * left[p] <= gap), movable[0])
+        parts[richest].remove(place)
+        parts[poorest].append(place)
+        rows[richest] -= left[place]
+        rows[poorest] += left[place]
+    return [slices[p] for p in sorted(parts[rank])]

@@ -4,7 +4,7 @@ Shapes: N rows of a block, D dense columns, L labels, F1 single-valued features 
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from data_pipeline import keys
-from data_pipeline.config import DataConfig, SparseFeature
+from data_pipeline.config import DataConfig, DenseBlock, SparseFeature
 from data_pipeline.errors import DataError
+from data_pipeline.fit import Fitted
 
 UInt64 = npt.NDArray[np.uint64]
 Bool = npt.NDArray[np.bool_]
@@ -33,23 +34,37 @@ class Lists:
 
 @dataclass
 class Rows:
-    """Encoded rows, in the order in which they were read."""
+    """Encoded rows, in the order in which they were read. Filled block by block; see `Encoder.encode`."""
 
     labels_NL: npt.NDArray[np.float32]
     dense_ND: npt.NDArray[np.float32]
     singles: dict[str, UInt64]
     """Per table: keys [N, F1]; 0 = no feature."""
-    lists: dict[str, Lists]
+    lists: dict[str, list[Lists]]
+    """Per multi-valued feature: one entry per block."""
     weight_N: npt.NDArray[np.float32] | None
     group_N: UInt64 | None
     bad_N: Bool
-    truncated: Counter[str]
-    reasons: dict[int, str]
-    """Why rows are bad, by row."""
+    truncated: Counter[str] = field(default_factory=Counter)
+    """Ids left out because a list was longer than `max_length`, by feature."""
 
-    @property
-    def num_rows(self) -> int:
-        return int(self.bad_N.size)
+    @classmethod
+    def empty(cls, config: DataConfig, num_rows: int) -> "Rows":
+        """Room for `num_rows` rows."""
+        return cls(
+            labels_NL=np.empty((num_rows, len(config.labels)), dtype=np.float32),
+            dense_ND=np.empty((num_rows, len(config.dense_columns)), dtype=np.float32),
+            singles={
+                t: np.empty(
+                    (num_rows, sum(f.table == t and not f.multi_valued for f in config.sparse)), dtype=np.uint64
+                )
+                for t in config.tables
+            },
+            lists={f.name: [] for f in config.sparse if f.multi_valued},
+            weight_N=None if config.sample_weight is None else np.empty(num_rows, dtype=np.float32),
+            group_N=None if config.group is None else np.empty(num_rows, dtype=np.uint64),
+            bad_N=np.zeros(num_rows, dtype=bool),
+        )
 
 
 def nulls(array: pa.Array) -> Bool | None:
@@ -143,8 +158,9 @@ def numbers(array: pa.Array) -> tuple[Array, Bool | None]:
 class Encoder:
     """Applies the job's features to blocks of Arrow columns."""
 
-    def __init__(self, config: DataConfig) -> None:
+    def __init__(self, config: DataConfig, fitted: Fitted) -> None:
         self._config = config
+        self._fitted = fitted
         self._singles: dict[str, list[SparseFeature]] = {t: [] for t in config.tables}
         for feature in config.sparse:
             if not feature.multi_valued:
@@ -154,101 +170,144 @@ class Encoder:
         self._missing = {f.space: keys.special_key(f.space, "missing") for f in config.sparse}
         self._group_seed = keys.space_seed("group")
 
-    def encode(self, columns: dict[str, pa.Array], num_rows: int) -> Rows:
-        """Encodes `num_rows` rows. A column that is absent from `columns` is treated as its feature declares."""
+    def encode(self, columns: dict[str, pa.Array], into: Rows, at: slice) -> dict[int, str]:
+        """Encodes a block into rows `at` of `into`. Returns why rows are bad, by position in the block.
+
+        A column that is absent from `columns` is treated as its feature declares.
+        """
         config = self._config
+        num_rows = at.stop - at.start
         reasons: dict[int, str] = {}
-        bad = np.zeros(num_rows, dtype=bool)
+        bad = into.bad_N[at]
 
         def reject(mask: Bool, column: str, array: pa.Array, why: str) -> None:
             fresh = np.flatnonzero(mask & ~bad)
-            for row in fresh:
-                reasons[int(row)] = f"column {column!r} is {array[int(row)].as_py()!r}: {why}"
+            for row in fresh.tolist():
+                reasons[row] = f"column {column!r} is {array[row].as_py()!r}: {why}"
             bad[fresh] = True
 
-        labels = np.empty((num_rows, len(config.labels)), dtype=np.float32)
         for position, column in enumerate(config.labels):
-            labels[:, position] = self._label(columns[column], column, reject)
-        dense = np.empty((num_rows, len(config.dense_columns)), dtype=np.float32)
+            into.labels_NL[at, position] = self._label(columns[column], column, reject)
         position = 0
         for block in config.dense:
-            for column in block.columns:
-                if column not in columns:
-                    dense[:, position] = block.absent
-                else:
-                    self._dense(columns[column], column, block, dense[:, position], reject)
-                position += 1
-        truncated: Counter[str] = Counter()
-        singles = {t: self._single_table(fs, columns, num_rows) for t, fs in self._singles.items()}
-        lists = {f.name: self._list(f, columns, num_rows, truncated, reject) for f in config.sparse if f.multi_valued}
-        weight = None
-        if config.sample_weight is not None:
-            values, mask = numbers(columns[config.sample_weight])
-            weight = values.astype(np.float32)
-            wrong = ~np.isfinite(weight) | (weight < 0)
+            self._dense(columns, block, into.dense_ND[at, position : position + len(block.columns)], reject)
+            position += len(block.columns)
+        for table, features in self._singles.items():
+            if features:
+                self._single_table(features, columns, into.singles[table][at])
+        for feature in config.sparse:
+            if feature.multi_valued:
+                into.lists[feature.name].append(self._list(feature, columns, num_rows, into.truncated, reject))
+        if into.weight_N is not None:
+            assert config.sample_weight is not None
+            array = columns[config.sample_weight]
+            values, mask = numbers(array)
+            into.weight_N[at] = values
+            wrong = ~np.isfinite(into.weight_N[at]) | (values < 0)
             if mask is not None:
                 wrong |= mask
             if wrong.any():
-                reject(
-                    wrong,
-                    config.sample_weight,
-                    columns[config.sample_weight],
-                    "a sample weight must be finite and not negative",
-                )
-        group = None
-        if config.group is not None:
-            group = self._value_keys(plain(columns[config.group]), self._group_seed, None, 0, config.group)
-        return Rows(labels, dense, singles, lists, weight, group, bad, truncated, reasons)
+                reject(wrong, config.sample_weight, array, "a sample weight must be finite and not negative")
+        if into.group_N is not None:
+            assert config.group is not None
+            array = plain(columns[config.group])
+            group = self._value_keys(array, self._group_seed, None, 0, config.group)
+            gaps = nulls(array)
+            if gaps is not None:
+                group[gaps] = 0
+            into.group_N[at] = group
+        return reasons
 
     def _label(self, array: pa.Array, column: str, reject: Any) -> Array:
         values, mask = numbers(array)
         rule = self._config.label
-        if rule.positive is not None:
-            result, allowed = (values == rule.positive).astype(np.float32), "a label must not be null"
-            wrong = np.zeros(values.shape, dtype=bool)
-        elif rule.at_least is not None:
-            result, allowed = (values >= rule.at_least).astype(np.float32), "a label must not be null"
-            wrong = np.zeros(values.shape, dtype=bool)
+        result: Array
+        if rule.positive is not None or rule.at_least is not None:
+            result = values == rule.positive if rule.positive is not None else values >= rule.at_least
+            wrong, allowed = np.zeros(values.shape, dtype=bool), "a label must not be null"
         elif rule.soft:
-            result, allowed = values.astype(np.float32), "label: {soft: true} takes numbers from 0 to 1"
-            wrong = ~((values >= 0) & (values <= 1))
+            result, wrong = values, ~((values >= 0) & (values <= 1))
+            allowed = "label: {soft: true} takes numbers from 0 to 1"
         else:
-            result, allowed = (
-                values.astype(np.float32),
-                "a label is 0 or 1 (else declare label: {positive: VALUE}, {at_least: VALUE} or {soft: true})",
-            )
-            wrong = (values != 0) & (values != 1)
+            result, wrong = values, (values != 0) & (values != 1)
+            allowed = "a label is 0 or 1 (else declare label: {positive: VALUE}, {at_least: VALUE} or {soft: true})"
         if mask is not None:
             wrong = wrong | mask
         if wrong.any():
             reject(wrong, column, array, allowed)
         return result
 
-    def _dense(self, array: pa.Array, column: str, block: Any, out: Array, reject: Any) -> None:
-        values, mask = numbers(array)
-        if mask is not None:
-            values = np.where(mask, values.dtype.type(0 if block.fill is None else block.fill), values)
+    def _dense(self, columns: dict[str, pa.Array], block: DenseBlock, out: Array, reject: Any) -> None:
+        """Writes a block of columns [N, D] into `out`, all columns in one go."""
+        read = [numbers(columns[c]) if c in columns else None for c in block.columns]
+        exact = any(r is not None and r[0].dtype == np.float64 for r in read)
+        values = np.empty(out.shape, dtype=np.float64 if exact else np.float32)
+        absent = np.zeros(out.shape, dtype=bool)
+        for position, got in enumerate(read):
+            if got is None:
+                values[:, position] = block.absent
+            else:
+                values[:, position] = got[0]
+                if got[1] is not None:
+                    absent[:, position] = got[1]
+                    values[got[1], position] = 0 if block.fill is None else block.fill
         with np.errstate(over="ignore", invalid="ignore"):
             if block.transform == "log1p":
                 values = np.copysign(np.log1p(np.abs(values)), values)
             if block.clip is not None:
-                values = np.clip(values, block.clip[0], block.clip[1])
+                np.clip(values, block.clip[0], block.clip[1], out=values)
+            if block.standardise:
+                mean, scale = self._fitted.mean_and_scale(block)
+                values = (values - mean) * scale
             out[:] = values
         wrong = ~np.isfinite(out)
-        if mask is not None and block.fill is None:
-            wrong |= mask
+        if block.fill is None:
+            wrong |= absent
         if wrong.any():
-            reject(wrong, column, array, "not a finite number after fill, transform and clip")
+            for position in np.flatnonzero(wrong.any(axis=0)).tolist():
+                column = block.columns[position]
+                reject(
+                    wrong[:, position], column, columns[column], "not a finite number after fill, transform and clip"
+                )
 
-    def _single_table(self, features: list[SparseFeature], columns: dict[str, pa.Array], num_rows: int) -> UInt64:
-        """Keys [N, F1]. Plain integers of all features are mixed together in one go."""
-        out = np.empty((num_rows, len(features)), dtype=np.uint64)
+    def _single_table(self, features: list[SparseFeature], columns: dict[str, pa.Array], out: UInt64) -> None:
+        """Writes keys [N, F1] into `out`. Plain integers of all features are mixed together, in one go."""
+        together: list[int] = []
+        gaps: list[tuple[int, Bool]] = []
         for position, feature in enumerate(features):
-            out[:, position] = self._single(feature, columns, num_rows)
-        return out
+            array = columns.get(feature.columns[0])
+            if array is None or not _is_plain_integer(feature, array.type):
+                continue
+            together.append(position)
+            values = integers(array)
+            if values.dtype.kind == "u":
+                out[:, position] = values
+            else:
+                out.view(np.int64)[:, position] = values
+            if feature.offset:
+                out[:, position] += np.uint64(feature.offset & 0xFFFFFFFFFFFFFFFF)
+            mask = nulls(array)
+            if mask is not None:
+                gaps.append((position, mask))
+        if together:
+            seeds = np.array([self._seeds[features[p].space] for p in together], dtype=np.uint64)
+            if len(together) == len(features):
+                keys.integer_keys(out, seeds)
+            else:
+                out[:, together] = keys.integer_keys(out[:, together], seeds)
+            for position, mask in gaps:
+                out[mask, position] = self._missing_key(features[position])
+        for position, feature in enumerate(features):
+            if position not in together:
+                out[:, position] = self._single(feature, columns, out.shape[0])
+            if feature.vocabulary is not None:
+                out[:, position] = self._fitted.known(feature, out[:, position])
+
+    def _missing_key(self, feature: SparseFeature) -> np.uint64:
+        return self._missing[feature.space] if feature.missing == "key" else np.uint64(0)
 
     def _single(self, feature: SparseFeature, columns: dict[str, pa.Array], num_rows: int) -> UInt64:
-        missing = self._missing[feature.space] if feature.missing == "key" else np.uint64(0)
+        missing = self._missing_key(feature)
         if any(c not in columns for c in feature.columns):
             return np.full(num_rows, missing, dtype=np.uint64)
         seed = self._seeds[feature.space]
@@ -285,8 +344,12 @@ class Encoder:
             if rule.kind == "log_square":
                 large = values > 2
                 logs = np.log(np.where(large, values, 1.0))
-                return np.where(large, np.floor(logs * logs), np.floor(np.clip(np.nan_to_num(values), -1e15, 2)))
-            return np.searchsorted(np.asarray(rule.boundaries), values, side="right")
+                low = np.floor(np.clip(np.nan_to_num(values), -1e15, 2))
+                squared: Array = np.where(large, np.floor(logs * logs), low)
+                return squared
+            edges = self._fitted.boundaries[feature.name] if rule.kind == "quantiles" else np.asarray(rule.boundaries)
+            buckets: Array = np.searchsorted(edges, values, side="right")
+            return buckets
 
     def _value_keys(self, array: pa.Array, seed: np.uint64, declared: str | None, offset: int, column: str) -> UInt64:
         """Keys of values; rows that are null hold anything but are 0 where the column is all null."""
@@ -321,7 +384,7 @@ class Encoder:
     ) -> Lists:
         assert feature.max_length is not None
         column = feature.columns[0]
-        missing = self._missing[feature.space] if feature.missing == "key" else np.uint64(0)
+        missing = self._missing_key(feature)
         if column not in columns or pat.is_null(columns[column].type):
             lengths = np.full(num_rows, int(missing != 0), dtype=np.int64)
             offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -338,6 +401,8 @@ class Encoder:
         value_keys = self._value_keys(plain(values), self._seeds[feature.space], feature.type, feature.offset, column)
         if value_nulls is not None:
             value_keys[value_nulls] = 0
+        if feature.vocabulary is not None:
+            value_keys = self._fitted.known(feature, value_keys)
         if mask is not None:
             lengths = np.where(mask, 0, lengths)
         weights = None
@@ -430,6 +495,11 @@ def _list_parts(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64], npt.N
         return array.values.slice(first, last - first), offsets[:-1] - first, np.diff(offsets)
     lengths = np.ones(len(array), dtype=np.int64)
     return array, np.arange(len(array), dtype=np.int64), lengths
+
+
+def _is_plain_integer(feature: SparseFeature, kind: pa.DataType) -> bool:
+    simple = pat.is_integer(kind) or pat.is_boolean(kind) or pat.is_date(kind) or pat.is_time(kind)
+    return simple and not feature.cross and feature.bucketize is None and feature.type != "string"
 
 
 def _parse_integers(array: pa.Array, column: str) -> pa.Array:

@@ -8,7 +8,8 @@ Shapes: B rows of a batch, N rows of a window, F1 single-valued features, L list
 
 import concurrent.futures
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -23,10 +24,10 @@ from data_pipeline.config import DataConfig
 from data_pipeline.dataset import DataFile, Dataset, Slice, open_parquet
 from data_pipeline.encode import Encoder, Lists, Rows
 from data_pipeline.errors import DataError
+from data_pipeline.fit import Fitted
 from data_pipeline.schema import columns_needed
 
-_WHOLE_ROW_GROUP_BYTES = 16 << 20
-_STREAM_ROWS = 8192
+_STREAM_ROWS = 4096
 
 
 class Part(NamedTuple):
@@ -43,7 +44,8 @@ def plan_windows(
 ) -> Iterator[list[Part]]:
     """Cuts slices into windows of blocks. Pulls a slice only when its rows are needed. Windows wholly done are left out."""
     source = iter(slices)
-    block_rows = max(1, window_rows // interleave)
+    # A power of two, as slices usually are: then blocks are whole batches of a stream, and nothing is copied.
+    block_rows = 1 << (max(1, window_rows // interleave).bit_length() - 1)
     active: deque[tuple[Slice, int]] = deque()
     more = True
     while True:
@@ -73,8 +75,17 @@ def plan_windows(
             yield parts
 
 
-def _random(*words: int) -> np.random.RandomState:
-    return np.random.RandomState(np.array([w & 0xFFFFFFFF for w in words], dtype=np.uint32))
+class _Random:
+    """Seeded draws. RandomState's streams are frozen by NumPy (NEP 19), so a position stays valid across versions."""
+
+    def __init__(self, seed: int, epoch: int) -> None:
+        self._words = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, epoch)
+        self._state = np.random.RandomState(0)
+
+    def draw(self, *words: int) -> np.random.RandomState:
+        """The generator, set to a state that depends on seed, epoch and `words` alone."""
+        self._state.seed((*self._words, *(w & 0xFFFFFFFF for w in words)))
+        return self._state
 
 
 @dataclass
@@ -97,32 +108,31 @@ class Window:
 
 
 class _Readers:
-    """Open row groups. Small ones are held whole, large ones stream and are read on from where they are."""
+    """Open row groups. Small ones are kept whole; large ones are streams, read on from where they are."""
 
-    def __init__(self, dataset: Dataset, columns: tuple[str, ...], memory_bytes: int, most: int) -> None:
+    def __init__(self, dataset: Dataset, config: DataConfig, most_streams: int) -> None:
         self._dataset = dataset
-        self._columns = columns
-        self._memory_bytes = memory_bytes
-        self._most = most
+        self._columns = columns_needed(config)
+        self._memory_bytes = config.memory_bytes
+        self._most_streams = most_streams
         self._tables: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
         self._table_bytes = 0
-        self._streams: OrderedDict[tuple[int, int, int], _Stream] = OrderedDict()
-        self._next_stream = 0
+        self._streams: list[_Stream] = []
         self.rows_decoded = 0
 
     def read(self, piece: Slice, start: int, num_rows: int) -> dict[str, pa.Array]:
+        """Columns of rows `start` to `start + num_rows` of a slice."""
         file = self._dataset.files[piece.file]
         first = piece.row_start + start
-        group = file.row_groups[piece.row_group]
-        try:
-            if group.num_bytes <= _WHOLE_ROW_GROUP_BYTES:
-                table = self._table(file, piece).slice(first, num_rows)
-            else:
-                table = self._stream(file, piece, first).read(first, num_rows)
-        except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
-            if isinstance(error, DataError):
-                raise
-            raise DataError(f"{file.source.name}: row group {piece.row_group} cannot be read: {error}") from error
+        if file.row_groups[piece.row_group].is_small(len(self._columns)):
+            table = self._table(file, piece).slice(first, num_rows)
+        else:
+            stream = self._stream(file, piece, first)
+            table = stream.read(first, num_rows)
+            stream.serves = piece.index if start + num_rows < piece.num_rows else None
+            if stream.position == stream.num_rows:
+                self._streams.remove(stream)
+                stream.close()
         result = {name: _one_chunk(table.column(name)) for name in table.column_names}
         for column, value in file.source.partitions:
             if column in file.columns:
@@ -138,39 +148,39 @@ class _Readers:
         if key in self._tables:
             self._tables.move_to_end(key)
             return self._tables[key]
-        with open_parquet(file.source) as parquet:
-            table = parquet.read_row_group(piece.row_group, columns=self._physical(file), use_threads=False)
-        promised = file.row_groups[piece.row_group].num_rows
-        if table.num_rows != promised and table.num_columns:
-            raise DataError(
-                f"{file.source.name}: row group {piece.row_group} promises {promised} rows and holds {table.num_rows}"
-            )
-        self.rows_decoded += promised
+        stream = _Stream(file, piece.row_group, self._physical(file), 1 << 20)
+        try:
+            table = stream.read(0, stream.num_rows).combine_chunks()
+        finally:
+            stream.close()
+        self.rows_decoded += table.num_rows
         self._tables[key] = table
         self._table_bytes += table.nbytes
-        while self._table_bytes > self._memory_bytes // 2 and len(self._tables) > 1:
+        while self._table_bytes > self._memory_bytes and len(self._tables) > 1:
             _, old = self._tables.popitem(last=False)
             self._table_bytes -= old.nbytes
         return table
 
     def _stream(self, file: DataFile, piece: Slice, first: int) -> "_Stream":
-        best: tuple[int, int, int] | None = None
-        for key, stream in self._streams.items():
-            near = stream.position <= first and (best is None or stream.position > self._streams[best].position)
-            if key[:2] == (piece.file, piece.row_group) and near:
-                best = key
-        if best is None:
-            while len(self._streams) >= self._most:
-                _, old = self._streams.popitem(last=False)
+        here = [s for s in self._streams if s.file is file and s.row_group == piece.row_group and s.position <= first]
+        mine = [s for s in here if s.serves == piece.index]
+        idle = [s for s in here if s.serves is None]
+        if mine:
+            stream = mine[0]
+        elif idle:
+            stream = max(idle, key=lambda s: s.position)
+        else:
+            stream = _Stream(file, piece.row_group, self._physical(file), _STREAM_ROWS)
+            while len(self._streams) >= self._most_streams:
+                old = next((s for s in self._streams if s.serves is None), self._streams[0])
+                self._streams.remove(old)
                 old.close()
-            best = (piece.file, piece.row_group, self._next_stream)
-            self._next_stream += 1
-            self._streams[best] = _Stream(self, file, piece.row_group, self._physical(file))
-        self._streams.move_to_end(best)
-        return self._streams[best]
+            self._streams.append(stream)
+        self.rows_decoded += first - stream.position
+        return stream
 
     def close(self) -> None:
-        for stream in self._streams.values():
+        for stream in self._streams:
             stream.close()
         self._streams.clear()
         self._tables.clear()
@@ -181,44 +191,61 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 class _Stream:
-    """A row group read from its start in small batches."""
+    """A row group read from its start in small batches. Every error names the file; fewer rows than promised are an error."""
 
-    def __init__(self, readers: _Readers, file: DataFile, row_group: int, columns: list[str]) -> None:
-        self._readers = readers
-        self._name = file.source.name
-        self._row_group = row_group
-        self._promised = file.row_groups[row_group].num_rows
-        self._parquet: pq.ParquetFile = open_parquet(file.source)
-        self._batches = self._parquet.iter_batches(
-            _STREAM_ROWS, row_groups=[row_group], columns=columns, use_threads=False
-        )
-        self._held: pa.RecordBatch | None = None
+    def __init__(self, file: DataFile, row_group: int, columns: list[str], batch_rows: int) -> None:
+        self.file = file
+        self.row_group = row_group
+        self.num_rows = file.row_groups[row_group].num_rows
         self.position = 0
+        self.serves: int | None = None
+        """Slice that will be read on from here, if any."""
+        self._held: pa.RecordBatch | None = None
+        self._parquet: pq.ParquetFile | None = None
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        if columns:
+            with self._named_errors():
+                self._parquet = open_parquet(file.source)
+                self._batches = self._parquet.iter_batches(
+                    batch_rows, row_groups=[row_group], columns=columns, use_threads=False
+                )
+        else:
+            nothing = pa.RecordBatch.from_struct_array(pa.array([{}] * self.num_rows, pa.struct([])))
+            self._batches = iter((nothing,))
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
+            raise DataError(f"{self.file.source.name}: row group {self.row_group} cannot be read: {error}") from error
 
     def read(self, first: int, num_rows: int) -> pa.Table:
+        """Rows from `first` on, which must not lie before `position`."""
         got: list[pa.RecordBatch] = []
         while num_rows > 0:
             if self._held is None or self._held.num_rows == 0:
-                self._held = next(self._batches, None)
+                with self._named_errors():
+                    self._held = next(self._batches, None)
                 if self._held is None:
                     raise DataError(
-                        f"{self._name}: row group {self._row_group} promises {self._promised} rows and holds {self.position}"
+                        f"{self.file.source.name}: row group {self.row_group} promises {self.num_rows} rows and holds {self.position}"
                     )
-                self._readers.rows_decoded += self._held.num_rows
+                continue
             skip = min(first - self.position, self._held.num_rows)
             take = min(num_rows, self._held.num_rows - skip)
             if take:
                 got.append(self._held.slice(skip, take))
             self._held = self._held.slice(skip + take)
             self.position += skip + take
-            if take:
-                first += take
-                num_rows -= take
+            first += take
+            num_rows -= take
         return pa.Table.from_batches(got)
 
     def close(self) -> None:
-        self._batches.close()
-        self._parquet.close()
+        self._batches = iter(())
+        if self._parquet is not None:
+            self._parquet.close()
 
 
 class Loader:
@@ -254,8 +281,8 @@ class Loader:
             window_rows=config.shuffle.window_rows if self._shuffle else min(16384, config.shuffle.window_rows),
             done=dict(self._done),
         )
-        self._encoder = Encoder(config)
-        self._readers = _Readers(dataset, columns_needed(config), config.memory_bytes, lanes + 1)
+        self._encoder = Encoder(config, Fitted.load(config))
+        self._readers = _Readers(dataset, config, lanes)
         self._threads = config.threads if threads is None else threads
         self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, "data") if self._threads else None
         self.counters: Counter[str] = Counter()
@@ -267,14 +294,15 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        if self._closed:
-            raise StopIteration
-        batch = next(self._batches)
-        for span in batch.spans:
-            self._done[span.slice_index] = span.row_start + span.num_rows
-        self.counters["rows"] += batch.num_rows
-        self.counters["skipped_rows"] += batch.num_skipped_rows
-        return batch
+        while not self._closed:
+            batch = next(self._batches)
+            for span in batch.spans:
+                self._done[span.slice_index] = span.row_start + span.num_rows
+            self.counters["rows"] += batch.num_rows
+            self.counters["skipped_rows"] += batch.num_skipped_rows
+            if batch.num_rows:
+                return batch
+        raise StopIteration
 
     def state(self) -> dict[int, int]:
         """Rows handed out so far, by slice index, those of `resume` included."""
@@ -304,7 +332,7 @@ class Loader:
         future.set_result(work(*args))
         return future
 
-    def _produce(self) -> Iterator[Batch]:
+    def _produce(self) -> Generator[Batch, None, None]:
         """Keeps one window ahead and a bounded number of batches in work; yields them in order."""
         ready: deque[concurrent.futures.Future[Batch]] = deque()
         limit = self._config.prefetch_batches if self._threads else 1
@@ -345,7 +373,7 @@ class Loader:
 
     def _build(self, parts: list[Part]) -> Window:
         """Reads and encodes the blocks of a window and draws the order of its rows."""
-        blocks: list[Rows] = []
+        rows = Rows.empty(self._config, sum(p.num_rows for p in parts if p.done < p.num_rows))
         position: dict[int, int] = {}
         for part in parts:
             position.setdefault(part.slice.index, len(position))
@@ -354,6 +382,7 @@ class Loader:
         sizes = np.zeros(len(slices), dtype=np.int64)
         next_row = [0] * len(slices)
         base = 0
+        random = _Random(self._seed, self._epoch)
         for part in parts:
             piece = part.slice
             owner = position[piece.index]
@@ -363,47 +392,44 @@ class Loader:
             if part.done == part.num_rows:
                 places[owner].append(np.full(part.num_rows, -1, dtype=np.int64))
                 continue
-            rows = self._encoder.encode(self._readers.read(piece, part.start, part.num_rows), part.num_rows)
-            if rows.reasons and self._config.on_bad_row == "fail":
-                self._refuse(part, rows)
-            blocks.append(rows)
-            order = np.arange(part.num_rows, dtype=np.int64)
+            columns = self._readers.read(piece, part.start, part.num_rows)
+            reasons = self._encoder.encode(columns, rows, slice(base, base + part.num_rows))
+            if reasons:
+                self._bad_rows(part, reasons)
+            order = np.arange(base, base + part.num_rows, dtype=np.int64)
             if self._shuffle:
-                order = _random(
-                    0x726F7773, self._seed, self._seed >> 32, self._epoch, piece.index, part.start
-                ).permutation(order)
-            order = order + base
+                order = random.draw(0x726F7773, piece.index, part.start).permutation(order)
             order[: part.done] = -1
             places[owner].append(order)
             base += part.num_rows
         owner_N = np.repeat(np.arange(len(slices), dtype=np.int32), sizes)
         if self._shuffle:
             first = parts[0]
-            owner_N = _random(
-                0x6D697865, self._seed, self._seed >> 32, self._epoch, first.slice.index, first.start
-            ).permutation(owner_N)
+            owner_N = random.draw(0x6D697865, first.slice.index, first.start).permutation(owner_N)
         order_N = np.empty(owner_N.size, dtype=np.int64)
-        order_N[np.argsort(owner_N, kind="stable")] = np.concatenate([p for per in places for p in per])
+        narrow = owner_N.astype(np.uint16) if len(slices) <= 1 << 16 else owner_N  # 16 bits: NumPy sorts by radix
+        order_N[np.argsort(narrow, kind="stable")] = np.concatenate([p for per in places for p in per])
         left = order_N >= 0
         if not left.all():
             gone = np.bincount(owner_N[~left], minlength=len(slices))
             next_row = [n + int(g) for n, g in zip(next_row, gone, strict=True)]
             order_N, owner_N = order_N[left], owner_N[left]
-        rows = _concatenate(blocks)
-        self.counters.update({"truncated_ids": sum(rows.truncated.values())})
+        rows.lists = {name: [_join(blocks)] for name, blocks in rows.lists.items()}
+        self.counters.update({f"truncated_ids.{name}": count for name, count in rows.truncated.items()})
+        self.counters["rows_decoded"] = self._readers.rows_decoded
         good_N = np.flatnonzero(~rows.bad_N[order_N])
         return Window(rows, order_N, owner_N, slices, next_row, good_N)
 
-    def _refuse(self, part: Part, rows: Rows) -> None:
-        row, why = min(rows.reasons.items())
+    def _bad_rows(self, part: Part, reasons: dict[int, str]) -> None:
+        """Raises if bad rows are an error."""
         file = self._dataset.files[part.slice.file]
-        number = (
-            sum(g.num_rows for g in file.row_groups[: part.slice.row_group]) + part.slice.row_start + part.start + row
-        )
-        raise DataError(
-            f"{file.source.name}: row {number}: {why}; {len(rows.reasons)} of {part.num_rows} rows here are unusable "
-            "(data.on_bad_row: skip or quarantine leaves them out)"
-        )
+        before = sum(g.num_rows for g in file.row_groups[: part.slice.row_group]) + part.slice.row_start + part.start
+        if self._config.on_bad_row == "fail":
+            row, why = min(reasons.items())
+            raise DataError(
+                f"{file.source.name}: row {before + row}: {why}; {len(reasons)} of {part.num_rows} rows here are unusable "
+                "(data.on_bad_row: skip or quarantine leaves them out)"
+            )
 
     def _assemble(self, segments: list[tuple[Window, int, int]]) -> Batch:
         """Gathers the rows of a batch and finds the unique keys of each table."""
@@ -433,12 +459,12 @@ class Loader:
             singles = [f.name for f in features if not f.multi_valued]
             ids_BF = gather(lambda rows, table=table: rows.singles[table])  # type: ignore[misc]
             ragged = {
-                f.name: [_gather_lists(rows.lists[f.name], at) for rows, at in picks]
+                f.name: [_gather_lists(rows.lists[f.name][0], at) for rows, at in picks]
                 for f in features
                 if f.multi_valued
             }
             flat = [ids_BF.ravel()] + [keys for pieces in ragged.values() for keys, _, _ in pieces]
-            keys_U, positions = _unique(flat)
+            keys_U, positions = unique(flat[0] if len(flat) == 1 else np.concatenate(flat))
             cursor = ids_BF.size
             single_BF = positions[:cursor].reshape(num_rows, len(singles))
             index = {name: single_BF[:, i] for i, name in enumerate(singles)}
@@ -467,11 +493,32 @@ class Loader:
         )
 
 
-def _unique(pieces: list[npt.NDArray[np.uint64]]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
-    """Distinct non-zero keys, and for every key 1 + its position among them (0 for key 0)."""
-    keys = np.concatenate([np.zeros(1, dtype=np.uint64), *pieces])
-    encoded = pa.array(keys).dictionary_encode()
-    return encoded.dictionary.to_numpy()[1:], encoded.indices.to_numpy()[1:]
+def unique(keys_N: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
+    """Distinct non-zero keys, and for every key 1 + its position among them (0 for key 0).
+
+    Without sorting: keys are well mixed, so their upper bits are a hash. All keys write their place into a table, the last one
+    wins; keys that then read another key's place try again with another hash.
+    """
+    bits = max(10, int(4 * keys_N.size).bit_length())
+    shift = np.uint64(64 - bits)
+    table = np.empty(1 << bits, dtype=np.int64)
+    slot = (keys_N >> shift).view(np.int64)
+    places = np.arange(keys_N.size, dtype=np.int64)
+    table[slot] = places
+    winner = table[slot]
+    lost = np.flatnonzero(keys_N[winner] != keys_N)
+    factor = 0x9E3779B97F4A7C15
+    while lost.size:
+        keys = keys_N[lost]
+        slot = ((keys * np.uint64(factor)) >> shift).view(np.int64)
+        table[slot] = lost
+        winner[lost] = table[slot]
+        lost = lost[keys_N[winner[lost]] != keys]
+        factor = (factor * 0xD1342543DE82EF95 + 2) & 0xFFFFFFFFFFFFFFFF | 1
+    first = np.flatnonzero((winner == places) & (keys_N != 0))
+    rank = np.zeros(keys_N.size, dtype=np.int32)
+    rank[first] = np.arange(1, first.size + 1, dtype=np.int32)
+    return keys_N[first], rank[winner]
 
 
 def _gather_lists(
@@ -492,31 +539,9 @@ def _pad(flat: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> npt.NDArray[
     return out
 
 
-def _concatenate(blocks: list[Rows]) -> Rows:
+def _join(blocks: list[Lists]) -> Lists:
     if len(blocks) == 1:
         return blocks[0]
-    first = blocks[0]
-    lists: dict[str, Lists] = {}
-    for name in first.lists:
-        pieces = [b.lists[name] for b in blocks]
-        counts = np.concatenate([np.diff(p.offsets) for p in pieces])
-        weights = (
-            None if pieces[0].weights is None else np.concatenate([p.weights for p in pieces if p.weights is not None])
-        )
-        lists[name] = Lists(np.concatenate([p.keys for p in pieces]), np.concatenate([[0], np.cumsum(counts)]), weights)
-    truncated: Counter[str] = Counter()
-    for block in blocks:
-        truncated.update(block.truncated)
-    return Rows(
-        labels_NL=np.concatenate([b.labels_NL for b in blocks]),
-        dense_ND=np.concatenate([b.dense_ND for b in blocks]),
-        singles={t: np.concatenate([b.singles[t] for b in blocks]) for t in first.singles},
-        lists=lists,
-        weight_N=None
-        if first.weight_N is None
-        else np.concatenate([b.weight_N for b in blocks if b.weight_N is not None]),
-        group_N=None if first.group_N is None else np.concatenate([b.group_N for b in blocks if b.group_N is not None]),
-        bad_N=np.concatenate([b.bad_N for b in blocks]),
-        truncated=truncated,
-        reasons={},
-    )
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(b.offsets) for b in blocks]))])
+    weights = [b.weights for b in blocks if b.weights is not None]
+    return Lists(np.concatenate([b.keys for b in blocks]), offsets, np.concatenate(weights) if weights else None)
