@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from data_pipeline.config import DataConfig
 from pserver.config import TableConfig
 from trainer.coordinator.config import ControlConfig
-from trainer.models.config import KINDS, ModelConfig
+from trainer.models.config import AnyModelConfig, DeepFMConfig
 from trainer.settings import TrainConfig
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -113,7 +113,7 @@ class JobConfig(_Section):
     tables: dict[str, TableConfig] = Field(default_factory=lambda: {"default": TableConfig()}, min_length=1)
     """Embedding tables by name. Features without a `table` use `default`."""
 
-    model: ModelConfig = Field(default_factory=ModelConfig)
+    model: AnyModelConfig = Field(default_factory=DeepFMConfig)
     """The dense part on top of the embeddings."""
 
     train: TrainConfig = Field(default_factory=TrainConfig)
@@ -185,11 +185,6 @@ class _AcrossError(ValueError):
 
 def _check_across(job: JobConfig) -> Iterator[Problem]:
     """What no section can see by itself."""
-    if job.model.kind not in KINDS:
-        yield Problem(
-            "model.kind",
-            f"there is no model {job.model.kind!r}{_did_you_mean(job.model.kind, KINDS)} Known: {', '.join(KINDS)}.",
-        )
     for index, feature in enumerate(job.data.sparse):
         if feature.table not in job.tables:
             yield Problem(
@@ -445,6 +440,10 @@ def _explain(root: type[BaseModel], raw: Any, error: ValidationError) -> Iterato
             yield from across.problems
             continue
         place = _locate(root, raw, item["loc"])
+        if item["type"] == "union_tag_invalid":
+            problem = _unknown_tag(place, item["ctx"])
+            found.setdefault((problem.path,), []).append(problem.message)
+            continue
         found.setdefault(place.path, [])
         message = _message(place, item)
         if message not in found[place.path]:
@@ -453,6 +452,19 @@ def _explain(root: type[BaseModel], raw: Any, error: ValidationError) -> Iterato
         # A value given as one form of a union also fails the other forms: keep what was said about its inside.
         if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
             yield Problem(".".join(map(str, path)), ", or ".join(messages))
+
+
+def _unknown_tag(place: _Place, context: Mapping[str, str]) -> Problem:
+    """An unknown `kind` or `rule`: what is there, and what was probably meant."""
+    name = context["discriminator"].strip("'()")
+    tags = re.findall(r"'([^']*)'", context["expected_tags"])
+    known = [tag for tag in tags if tag[:1].islower()]
+    own = ", or your own as package.module:Class" if len(known) < len(tags) else ""
+    given = context["tag"]
+    return Problem(
+        f"{place.text}.{name}",
+        f"there is no {name} {given!r}{_did_you_mean(given, known)} Known: {', '.join(known)}{own}.",
+    )
 
 
 def _message(place: _Place, item: Any) -> str:
