@@ -104,6 +104,21 @@ class RunOutcome:
         return "\n".join(_success_lines(self) if self.exit_code == EXIT_DONE else _failure_lines(self))
 
 
+def plan_of(job: JobConfig, mode: Mode = "train", *, restore: Path | None = None) -> JobPlan:
+    """What the coordinator of this job is given."""
+    return JobPlan(
+        name=job.name,
+        mode=mode,
+        num_servers=job.cluster.servers,
+        num_trainers=job.cluster.trainers,
+        run_dir=str(Path(job.run_dir).absolute()),
+        job=job.model_dump(mode="json"),
+        tables={name: job.tables[name].model_dump(mode="json") for name in job.data.tables},
+        control=job.control,
+        restore=str(restore) if restore else None,
+    )
+
+
 def run_local(
     job: JobConfig,
     mode: Mode = "train",
@@ -129,17 +144,7 @@ def run_local(
     run_dir = Path(job.run_dir).absolute()
     log_dir = run_dir / "logs" if mode == "train" else run_dir / "logs" / mode
     log_dir.mkdir(parents=True, exist_ok=True)
-    plan = JobPlan(
-        name=job.name,
-        mode=mode,
-        num_servers=job.cluster.servers,
-        num_trainers=job.cluster.trainers,
-        run_dir=str(run_dir),
-        job=job.model_dump(mode="json"),
-        tables={name: job.tables[name].model_dump(mode="json") for name in job.data.tables},
-        control=job.control,
-        restore=str(restore) if restore else None,
-    )
+    plan = plan_of(job, mode, restore=restore)
     with _sole_use(run_dir):
         _check_ports(job)
         launcher = _Launcher(job, plan, log_dir, display or choose_display(), child_commands or {})
@@ -200,7 +205,12 @@ class _Seen:
 
 class _Launcher:
     def __init__(
-        self, job: JobConfig, plan: JobPlan, log_dir: Path, display: Display, child_commands: Mapping[str, Sequence[str]]
+        self,
+        job: JobConfig,
+        plan: JobPlan,
+        log_dir: Path,
+        display: Display,
+        child_commands: Mapping[str, Sequence[str]],
     ) -> None:
         self._job, self._plan, self._log_dir, self._display = job, plan, log_dir, display
         self._child_commands = child_commands
@@ -250,7 +260,17 @@ class _Launcher:
         listen = f"{cluster.address}:{cluster.coordinator_port or 0}"
         read_end, write_end = os.pipe()
         log = self._log_dir / "coordinator.log"
-        command = [sys.executable, "-m", "trainer.coordinator", "--plan", "-", "--listen", listen, "--announce", str(write_end)]
+        command = [
+            sys.executable,
+            "-m",
+            "trainer.coordinator",
+            "--plan",
+            "-",
+            "--listen",
+            listen,
+            "--announce",
+            str(write_end),
+        ]
         try:
             with log.open("wb") as output:
                 self._coordinator = await start(command, output=output, stdin=True, pass_fds=[write_end])
@@ -266,7 +286,9 @@ class _Launcher:
         self._display.note("info", f"coordinator at {self._address}; logs in {self._log_dir}")
         for name, number in (("pserver", cluster.servers), ("trainer", cluster.trainers)):
             for rank in range(number):
-                self._roles.append(_Role(name, rank, self._agent_command(name, rank), self._log_dir / f"{name}-{rank}.log"))
+                self._roles.append(
+                    _Role(name, rank, self._agent_command(name, rank), self._log_dir / f"{name}-{rank}.log")
+                )
 
     def _agent_command(self, name: str, rank: int) -> list[str]:
         cluster = self._job.cluster
@@ -289,7 +311,10 @@ class _Launcher:
             return {}
         cores = len(os.sched_getaffinity(0))
         threads = self._job.cluster.trainer_threads or max(1, cores // self._job.cluster.trainers)
-        return {name: os.environ.get(name, str(threads)) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        return {
+            name: os.environ.get(name, str(threads))
+            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        }
 
     # -- watching
 
@@ -359,7 +384,9 @@ class _Launcher:
         code = role.process.returncode
         if code is None:
             if self._given_up(role):
-                self._display.note("warning", f"{role.name} {role.rank} does not react: killing its process {role.process.pid}")
+                self._display.note(
+                    "warning", f"{role.name} {role.rank} does not react: killing its process {role.process.pid}"
+                )
                 kill_session(role.process.pid)
                 role.process.kill()
             return
@@ -377,7 +404,10 @@ class _Launcher:
             return False
         number = pb.ROLE_PSERVER if role.name == "pserver" else pb.ROLE_TRAINER
         return any(
-            member.role == number and member.rank == role.rank and member.state == "lost" and member.pid == role.process.pid
+            member.role == number
+            and member.rank == role.rank
+            and member.state == "lost"
+            and member.pid == role.process.pid
             for member in self._seen.status.members
         )
 
@@ -400,7 +430,11 @@ class _Launcher:
     async def _ask_to_stop(self, number: int) -> None:
         if self._stub is None:
             return
-        reason = "interrupted by the user" if number == signal.SIGINT else f"the launcher was sent {signal.Signals(number).name}"
+        reason = (
+            "interrupted by the user"
+            if number == signal.SIGINT
+            else f"the launcher was sent {signal.Signals(number).name}"
+        )
         request = pb.StopRequest(reason=reason, exit_code=128 + number)
         with contextlib.suppress(grpc.aio.AioRpcError):
             await self._stub.StopJob(request, metadata=self._security.metadata, timeout=5.0)
@@ -432,7 +466,9 @@ class _Launcher:
     async def _wait_for_children(self) -> None:
         """Children of killed agents are not ours to wait for; they vanish within moments."""
         deadline = time.monotonic() + 2.0
-        pids = [member.child_pid for member in (self._seen.status.members if self._seen.status else ()) if member.child_pid]
+        pids = [
+            member.child_pid for member in (self._seen.status.members if self._seen.status else ()) if member.child_pid
+        ]
         while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
@@ -467,7 +503,9 @@ async def _read_line(fd: int, seconds: float) -> bytes:
     """One line from a pipe, which is then closed; empty at its end or when the time is up."""
     reader = asyncio.StreamReader()
     pipe: IO[bytes] = os.fdopen(fd, "rb", buffering=0)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
     try:
         return await asyncio.wait_for(reader.readline(), seconds)
     except asyncio.TimeoutError:
@@ -481,7 +519,9 @@ def _tail(log: Path) -> str:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    spoken = [line for line in lines if not line.startswith('{"')]  # the child's own words, without the agent's log lines
+    spoken = [
+        line for line in lines if not line.startswith('{"')
+    ]  # the child's own words, without the agent's log lines
     return "\n".join((spoken or lines)[-_TAIL_LINES:])
 
 

@@ -32,6 +32,7 @@ _COMMANDS = {
     "data": ("deploy.cli.data:app", "Prepare, generate and check data."),
     "job": ("deploy.cli.job:app", "Look at a job file: its keys, its values, whether it can run."),
     "checkpoint": ("deploy.cli.checkpoint:app", "List and verify checkpoints."),
+    "role": ("deploy.cli.role:app", "Run one role of a job: what a container or another machine starts."),
     "doctor": ("deploy.cli.doctor:doctor", "Say what this environment has and lacks, with a remedy for each."),
     "version": ("deploy.cli.doctor:version", "Print the versions that matter in a bug report."),
 }

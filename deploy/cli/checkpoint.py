@@ -24,7 +24,7 @@ def ls(directory: Directory, *, json: Json = False) -> None:
 
 @app.command
 def verify(directory: Directory, *, json: Json = False) -> None:
-    """Read every file of the checkpoints of a folder and compare it with its manifest; exit code 64 at a damaged one."""
+    """Read every file of the checkpoints of a folder and compare it with its manifest; exit code 64 at damage."""
     from trainer import checkpoint
 
     paths = _committed(directory)

@@ -28,7 +28,7 @@ def show(job: JobFile, *, overrides: Overrides = (), json: Json = False) -> None
 
 @app.command
 def check(job: JobFile, *, overrides: Overrides = (), json: Json = False) -> None:
-    """Say whether a job can run here: the file, the environment, the data files, their first rows, the ports it names."""
+    """Say whether a job can run here: the file, the environment, the data and its first rows, the ports it names."""
     from deploy import preflight
     from trainer.config import JobConfig
 
