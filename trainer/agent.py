@@ -2,9 +2,9 @@
 
 python -m trainer.agent --role pserver|trainer [--rank N] --coordinator HOST:PORT [--host ADDRESS] [--port N]
 
-It never imports Paddle, whose calls hold the GIL for minutes: heartbeats, health checks and signals must go on meanwhile.
-The child's standard input carries its specification, commands and replies; its events come back on a pipe of their own
-(process.EVENT_FD); its output passes through this process to the log. The child cannot outlive the agent (process.start).
+It never imports Paddle, whose calls hold the GIL for minutes: heartbeats, health checks and signals must go on. The
+child's standard input carries its specification, commands and replies; its events come back on a pipe of their own
+(process.EVENT_FD); its output passes through this process to the log. The child cannot outlive it (process.start).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import socket
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -49,6 +50,9 @@ from trainer.process import (
     reserve_port,
     start,
 )
+from trainer.telemetry import Telemetry, WebSecurityError, WebServer, metrics_app
+from trainer.telemetry.discovery import TargetFile
+from trainer.telemetry.probes import ServerProbe, gpu_probe
 
 _ROLES = {"pserver": pb.ROLE_PSERVER, "trainer": pb.ROLE_TRAINER}
 _NUM_TAIL_LINES = 30
@@ -72,6 +76,12 @@ class AgentOptions:
     """Where the gRPC health service listens."""
     join_seconds: float = 300.0
     """How long the coordinator may stay away at the start."""
+    job_name: str = ""
+    """Label of the metrics."""
+    metrics_address: str | None = None
+    """Where /metrics listens; None: nowhere."""
+    targets: Path | None = None
+    """Folder for the file that tells Prometheus of this agent."""
     child_command: tuple[str, ...] = ()
     """Replaces `python -m pserver.child` or `python -m trainer.child`."""
 
@@ -96,11 +106,21 @@ class Agent:
         self._heard_at = 0.0
         self._rank = options.rank
         self._health = health.aio.HealthServicer()
+        self._telemetry = Telemetry(
+            options.role,
+            options.job_name,
+            rank=options.rank,
+            version=importlib.metadata.version("paddlewheel"),
+            probe=gpu_probe() if options.role == "trainer" else None,
+        )
+        self._web: WebServer | None = None
+        self._target: TargetFile | None = None
 
     async def run(self) -> int:
         """Attends the coordinator until the job is over or one of the two is lost."""
         self._holder = reserve_port(self._options.host, self._options.port)
         server = await self._serve_health()
+        self._serve_metrics()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -110,6 +130,10 @@ class Agent:
         finally:
             await self._end_child(0.0)
             await server.stop(0)
+            if self._target is not None:
+                self._target.remove()
+            if self._web is not None:
+                await asyncio.to_thread(self._web.close)
             if self._holder is not None:
                 self._holder.close()
 
@@ -117,27 +141,28 @@ class Agent:
 
     async def _attend(self, stub: Any) -> int:
         deadline = time.monotonic() + self._options.join_seconds
-        while True:
+        while not self._finish.done():
             call = stub.Attend(metadata=self._security.metadata, wait_for_ready=True)
             try:
                 welcome = await self._join(call, max(0.0, deadline - time.monotonic()))
-                break
+                return await self._serve(call, welcome)
             except asyncio.TimeoutError:
                 self._log.error(
-                    f"the coordinator at {self._options.coordinator} did not answer within {self._options.join_seconds:g} s:"
-                    " is it running, does its name resolve, is its port open?"
+                    f"the coordinator at {self._options.coordinator} did not answer within"
+                    f" {self._options.join_seconds:g} s: is it running, does its name resolve, is its port open?"
                 )
                 return EXIT_RETRY
             except _RefusedError as refusal:
                 self._log.warning(f"the coordinator gives no seat: {refusal}")
                 if refusal.exit_code != EXIT_RETRY or time.monotonic() > deadline:
                     return refusal.exit_code
-                await self._sleep(_JOIN_RETRY_SECONDS)
             finally:
-                if self._finish.done():
-                    call.cancel()
-            if self._finish.done():
-                return self._finish.result()
+                call.cancel()
+            await self._wait_for([], _JOIN_RETRY_SECONDS)
+        return self._finish.result()
+
+    async def _serve(self, call: Any, welcome: pb.Welcome) -> int:
+        """From the welcome until the job is over or the coordinator is lost."""
         self._rank = welcome.rank
         self._log = self._log.bind(rank=self._rank)
         self._log.info("joined the coordinator", coordinator=self._options.coordinator)
@@ -151,7 +176,7 @@ class Agent:
         ]
         tasks = [asyncio.create_task(job) for job in jobs]
         try:
-            await asyncio.wait([*tasks, self._finish], return_when=asyncio.FIRST_COMPLETED)
+            await self._wait_for(tasks)
             if not self._finish.done():
                 for task in tasks:
                     if task.done():
@@ -161,14 +186,13 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await self._end_child(0.0)
-            call.cancel()
 
     async def _join(self, call: Any, seconds: float) -> pb.Welcome:
         role = _ROLES[self._options.role]
         version = importlib.metadata.version("paddlewheel")
         join = pb.Join(role=role, rank=self._options.rank, host=self._options.host, pid=os.getpid(), version=version)
 
-        async def exchange() -> pb.AgentCommand:
+        async def exchange() -> Any:
             await call.write(pb.AgentMessage(join=join))
             while True:
                 command = await call.read()
@@ -178,7 +202,7 @@ class Agent:
                     return command
 
         asking = asyncio.ensure_future(exchange())
-        await asyncio.wait([asking, self._finish], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await self._wait_for([asking], seconds)
         if not asking.done():
             asking.cancel()
             with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
@@ -187,7 +211,7 @@ class Agent:
                 raise _RefusedError("this agent was told to go", self._finish.result())
             raise asyncio.TimeoutError
         try:
-            command = asking.result()
+            command: pb.AgentCommand = asking.result()
         except grpc.aio.AioRpcError as error:
             code = EXIT_FIX_JOB if error.code() is grpc.StatusCode.UNAUTHENTICATED else EXIT_RETRY
             raise _RefusedError(str(error.details() or error.code()), code) from error
@@ -221,6 +245,8 @@ class Agent:
     async def _beat(self, seconds: float) -> None:
         while True:
             beat = self._child.measure() if self._child is not None else pb.Heartbeat()
+            if self._child is not None:
+                self._telemetry.child_measured(beat.child_memory_bytes, beat.child_cpu_seconds)
             self._outbox.put_nowait(pb.AgentMessage(heartbeat=beat))
             await asyncio.sleep(seconds)
 
@@ -228,7 +254,9 @@ class Agent:
         while True:
             before = time.monotonic()
             await asyncio.sleep(limit / 8)
-            if time.monotonic() - before > limit / 2:  # it was this process that slept: read first what has come meanwhile
+            if (
+                time.monotonic() - before > limit / 2
+            ):  # it was this process that slept: read first what has come meanwhile
                 self._heard_at = max(self._heard_at, time.monotonic() - limit / 2)
             if time.monotonic() - self._heard_at > limit:
                 self._lose_coordinator(f"not a word for {limit:g} s")
@@ -265,10 +293,13 @@ class Agent:
 
     async def _start_child(self, order: pb.StartChild) -> None:
         await self._end_child(0.0)
-        child = await _Child.start(self._options.command, order.incarnation, self._outbox)
+        child = await _Child.start(self._options.command, order.incarnation, self._outbox, self._telemetry.observe)
         self._child = child
+        self._telemetry.child_started(order.incarnation)
         child.tell(order.spec_json)
-        self._outbox.put_nowait(pb.AgentMessage(child_started=pb.ChildStarted(incarnation=order.incarnation, pid=child.pid)))
+        self._outbox.put_nowait(
+            pb.AgentMessage(child_started=pb.ChildStarted(incarnation=order.incarnation, pid=child.pid))
+        )
         self._log.info("started the child", child_pid=child.pid, incarnation=order.incarnation)
         self._watcher = asyncio.create_task(self._watch_child(child, order))
 
@@ -282,6 +313,7 @@ class Agent:
             if probing is not None:
                 probing.cancel()
         self._child = None
+        self._telemetry.child_exited(code, expected=child.stopping)
         self._log.info(f"the child {describe_exit(code)}", incarnation=order.incarnation)
         exited = pb.ChildExited(
             incarnation=order.incarnation,
@@ -301,6 +333,7 @@ class Agent:
             if await asyncio.to_thread(is_healthy, self._options.host, port):
                 heard_at = time.monotonic()
                 if not ready:
+                    self._telemetry.child_ready(ServerProbe.of_child(order.spec_json))
                     self._outbox.put_nowait(pb.AgentMessage(child_ready=pb.ChildReady(incarnation=order.incarnation)))
                 ready = True
             elif ready and time.monotonic() - heard_at > order.deaf_seconds and not child.stopping:
@@ -332,13 +365,38 @@ class Agent:
         await server.start()
         return server
 
+    # -- metrics
+
+    def _serve_metrics(self) -> None:
+        """Opens the HTTP port. That it is taken is a pity, but no reason not to train."""
+        address = self._options.metrics_address
+        if address is None:
+            return
+        try:
+            self._web = WebServer(address, {"/metrics": metrics_app(self._telemetry.registry)})
+            self._log.info("serving metrics", address=address.rpartition(":")[0], port=self._web.port)
+        except OSError as error:
+            reason = error.strerror or error
+            self._log.warning(f"no metrics: {address} cannot be listened on ({reason}); going on without")
+
+    def _announce_metrics(self, rank: int) -> None:
+        if self._web is None or self._options.targets is None:
+            return
+        self._target = TargetFile(self._options.targets, self._options.job_name, self._options.role, rank)
+        try:
+            self._target.write(self._options.host, self._web.port, self._web.scheme)
+        except OSError as error:
+            self._log.warning(f"Prometheus is not told of this agent: {error}")
+
     async def _set_health(self, *, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("ready", status)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
-    async def _sleep(self, seconds: float) -> None:
-        await asyncio.wait([self._finish], timeout=seconds)
+    async def _wait_for(self, futures: Sequence[asyncio.Future[Any]], seconds: float | None = None) -> None:
+        """Until one of the futures is done, the agent is to end, or the time is up."""
+        waited: list[asyncio.Future[Any]] = [*futures, self._finish]
+        await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 
 class _RefusedError(Exception):
@@ -350,8 +408,15 @@ class _RefusedError(Exception):
 class _Child:
     """A running child: its pipes, its output, its end."""
 
-    def __init__(self, process: Process, incarnation: int, outbox: asyncio.Queue[pb.AgentMessage]) -> None:
+    def __init__(
+        self,
+        process: Process,
+        incarnation: int,
+        outbox: asyncio.Queue[pb.AgentMessage],
+        observe: Callable[[dict[str, Any]], None],
+    ) -> None:
         self.incarnation = incarnation
+        self._observe = observe
         self.stopping = False
         self.deaf_reason = ""
         self._process = process
@@ -362,7 +427,13 @@ class _Child:
         self._usage = psutil.Process(process.pid)
 
     @classmethod
-    async def start(cls, command: Sequence[str], incarnation: int, outbox: asyncio.Queue[pb.AgentMessage]) -> _Child:
+    async def start(
+        cls,
+        command: Sequence[str],
+        incarnation: int,
+        outbox: asyncio.Queue[pb.AgentMessage],
+        observe: Callable[[dict[str, Any]], None],
+    ) -> _Child:
         """Starts command with a pipe for its events."""
         read_end, write_end = os.pipe()
         try:
@@ -370,7 +441,7 @@ class _Child:
             process = await start(command, environment=environment, stdin=True, event_fd=write_end)
         finally:
             os.close(write_end)
-        child = cls(process, incarnation, outbox)
+        child = cls(process, incarnation, outbox, observe)
         child._listen(child._read_events(read_end))
         child._listen(child._pass_on_output())
         return child
@@ -436,7 +507,9 @@ class _Child:
     async def _read_events(self, fd: int) -> None:
         reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
         pipe = os.fdopen(fd, "rb", buffering=0)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
         try:
             while line := await reader.readline():
                 try:
@@ -445,6 +518,7 @@ class _Child:
                     said = None
                 if not isinstance(said, dict):
                     said = {"event": "log", "level": "warning", "message": f"not an event: {line[:200]!r}"}
+                self._observe(said)
                 self._outbox.put_nowait(
                     pb.AgentMessage(child_event=pb.ChildEvent(incarnation=self.incarnation, json=json.dumps(said)))
                 )
@@ -477,7 +551,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address of this machine for the other roles")
     parser.add_argument("--port", type=int, help="the child's port (default: a free one)")
     parser.add_argument("--health", default="127.0.0.1:0", help="address of the gRPC health service")
-    parser.add_argument("--join-seconds", type=float, default=300.0, help="how long the coordinator may stay away at the start")
+    parser.add_argument(
+        "--join-seconds", type=float, default=300.0, help="how long the coordinator may stay away at the start"
+    )
+    parser.add_argument("--job-name", default="", help="label of the metrics")
+    parser.add_argument("--metrics", help="address of the HTTP port for /metrics (default: none)")
+    parser.add_argument("--targets", type=Path, help="folder for the file that tells Prometheus of this agent")
     parser.add_argument("--child", help="command that replaces the Paddle child (for tests)")
     given = parser.parse_args(arguments)
     configure_logs()
@@ -489,11 +568,14 @@ def main(arguments: list[str] | None = None) -> int:
         port=given.port,
         health_address=given.health,
         join_seconds=given.join_seconds,
+        job_name=given.job_name,
+        metrics_address=given.metrics,
+        targets=given.targets,
         child_command=tuple(shlex.split(given.child or "")),
     )
     try:
         return asyncio.run(attend(options, Security.from_environment()))
-    except (SecurityError, PortTakenError) as error:
+    except (SecurityError, WebSecurityError, PortTakenError) as error:
         structlog.get_logger().error(str(error), role=options.role, rank=options.rank)
         return EXIT_FIX_JOB
 

@@ -30,14 +30,23 @@ class Telemetry(Collector):
         job: name of the job.
         rank: its rank, as soon as it is known; else `joined` tells it.
         version: of paddlewheel.
+        probe: asked at each scrape while a child is ready, unless `child_ready` names another.
         clock: Unix time, for tests.
     """
 
     def __init__(
-        self, role: str, job: str, *, rank: int | None = None, version: str = "", clock: Callable[[], float] = time.time
+        self,
+        role: str,
+        job: str,
+        *,
+        rank: int | None = None,
+        version: str = "",
+        probe: Probe | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.role = role
         self._clock = clock
+        self._default_probe = probe
         values = (job, role, "" if rank is None else str(rank))
         self.series = Series(of_role(role), dict(zip(COMMON_LABELS, values, strict=True)))
         self._probe: Probe | None = None
@@ -77,7 +86,7 @@ class Telemetry(Collector):
 
     def child_ready(self, probe: Probe | None = None) -> None:
         """The child works. From now until it ends, `probe` is called at each scrape."""
-        self._probe = probe
+        self._probe = probe or self._default_probe
         self._set("agent_child_ready", 1)
 
     def child_measured(self, memory_bytes: float, cpu_seconds: float) -> None:
@@ -106,7 +115,7 @@ class Telemetry(Collector):
         if self.role != "trainer":
             return
         if kind == "ready":
-            self._set("agent_child_ready", 1)
+            self.child_ready()
             # Steps of a restored checkpoint were not taken by this child.
             for name in ("step", "bad_steps", "bad_rows"):
                 counter = "trainer_steps_total" if name == "step" else f"trainer_{name}_total"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable
+import json
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from pserver.client import Client
-from pserver.config import Tables
+from pserver.config import table_id
 from pserver.probe import brpc_metrics
+from pserver.wire import Command, Connection
 from trainer.telemetry.series import Series
 
 _TIMEOUT_SECONDS = 1.5
@@ -23,8 +25,15 @@ class ServerProbe:
     brpc's latency `_sum` is the last seconds' mean times the count: it can shrink, is no counter, and is left out.
     """
 
-    def __init__(self, host: str, port: int, tables: Tables) -> None:
-        self._host, self._port, self._tables = host, port, tables
+    def __init__(self, host: str, port: int, table_ids: Mapping[str, int]) -> None:
+        self._host, self._port, self._table_ids = host, port, table_ids
+
+    @classmethod
+    def of_child(cls, spec_json: str) -> ServerProbe:
+        """For the server that was started with this specification (see pserver.child)."""
+        spec = json.loads(spec_json)
+        host, _, port = spec["endpoints"][spec["rank"]].rpartition(":")
+        return cls(host.strip("[]"), int(port), {name: table_id(name) for name in spec["tables"]})
 
     def __call__(self, series: Series) -> None:
         """Raises ServerError (an OSError) when the server does not answer."""
@@ -40,18 +49,17 @@ class ServerProbe:
         series.set("paddlewheel_pserver_requests_in_flight", page.get(f"{prefix}_{_SERVICE}_concurrency", 0.0))
         series.set("paddlewheel_pserver_connections", page.get("rpc_socket_count", 0.0))
         series.set("paddlewheel_pserver_uptime_seconds", page.get(f"{prefix}_uptime", 0.0))
-        for table, num_keys in self._num_keys().items():
-            series.set("paddlewheel_pserver_table_keys", num_keys, table=table)
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        # Opened anew each time: an idle connection would be one more of pserver_connections.
+        with contextlib.closing(self._connect()) as connection:
+            for table, number in self._table_ids.items():
+                connection.send(Command.PRINT_TABLE_STAT, number, deadline=deadline)
+                reply = connection.receive(deadline=deadline)
+                num_keys = int.from_bytes(bytes(reply.data)[:8], "little")
+                series.set("paddlewheel_pserver_table_keys", num_keys, table=table)
 
-    def _num_keys(self) -> dict[str, int]:
-        # Not kept open between scrapes: an idle connection would count as a trainer's.
-        with Client(
-            self._tables,
-            [f"{self._host}:{self._port}"],
-            connect_timeout_seconds=_TIMEOUT_SECONDS,
-            admin_timeout_seconds=_TIMEOUT_SECONDS,
-        ) as client:
-            return {table: sum(counts) for table, counts in client.num_keys().items()}
+    def _connect(self) -> Connection:
+        return Connection(f"{self._host}:{self._port}", connect_timeout_seconds=_TIMEOUT_SECONDS)
 
 
 def gpu_probe() -> Callable[[Series], None] | None:
