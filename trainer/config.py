@@ -26,6 +26,7 @@ from pserver.config import TableConfig
 from trainer.coordinator.config import ControlConfig
 from trainer.models.config import AnyModelConfig, DeepFMConfig
 from trainer.settings import TrainConfig
+from trainer.telemetry.config import MetricsConfig
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -124,6 +125,9 @@ class JobConfig(_Section):
 
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     """When the state of a run is saved, and where."""
+
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    """The HTTP ports for metrics and the status page."""
 
     control: ControlConfig = Field(default_factory=ControlConfig)
     """How soon a loss is noticed, how long anything may take, and how often the job starts again."""
