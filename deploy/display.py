@@ -1,4 +1,4 @@
-"""What a person sees of a running job: a progress bar on a terminal, structured log lines elsewhere; both on standard error."""
+"""What a person sees of a running job on standard error: a bar on a terminal, structured log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ class TerminalDisplay:
         """Prints above the bar."""
         style = _STYLES.get(level)
         clock = time.strftime("%H:%M:%S")
-        self._console.print(f"[dim]{clock}[/] " + (f"[{style}]{escape(text)}[/]" if style else escape(text)), highlight=False)
+        self._console.print(
+            f"[dim]{clock}[/] " + (f"[{style}]{escape(text)}[/]" if style else escape(text)), highlight=False
+        )
 
     def close(self) -> None:
         """Removes the bar."""
@@ -130,7 +132,18 @@ class LogDisplay:
             return
         said = progress_of(status)
         self._shown, self._shown_at = status.progress_json, now
-        keys = ("epoch", "step", "rows", "total_rows", "rows_per_second", "loss", "auc", "seconds_left", "bad_steps", "phase")
+        keys = (
+            "epoch",
+            "step",
+            "rows",
+            "total_rows",
+            "rows_per_second",
+            "loss",
+            "auc",
+            "seconds_left",
+            "bad_steps",
+            "phase",
+        )
         shown = {key: said[key] for key in keys if said.get(key) is not None}
         rounded = {key: round(value, 5) if isinstance(value, float) else value for key, value in shown.items()}
         self._log.info("progress", job=status.name, **rounded)

@@ -1,8 +1,8 @@
 """Runs a whole job on this machine: coordinator, servers and trainers as processes, watched, and ended in order.
 
-The coordinator decides what happens; the launcher only starts its processes, shows what it says, brings back agents that
-died while the job goes on, and sees to it that nothing is left at the end. If the launcher itself is killed, the kernel
-ends everything it started (trainer.process.start).
+The coordinator decides what happens; the launcher only starts its processes, shows what it says, brings back agents
+that died while the job goes on, and sees to it that nothing is left at the end. If the launcher itself is killed, the
+kernel ends everything it started (trainer.process.start).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import grpc.aio
+import psutil
 
 from deploy.display import Display, choose_display, duration
 from trainer.config import JobConfig
@@ -469,7 +470,7 @@ class _Launcher:
         pids = [
             member.child_pid for member in (self._seen.status.members if self._seen.status else ()) if member.child_pid
         ]
-        while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:  # noqa: ASYNC110 -- not ours
             await asyncio.sleep(0.02)
 
     def _outcome(self, seconds: float) -> RunOutcome:
@@ -528,11 +529,13 @@ def _tail(log: Path) -> str:
 def _success_lines(outcome: RunOutcome) -> Iterator[str]:
     result = outcome.result
     if "rows" in result:
-        yield f"trained      {result['rows']:,} rows in {duration(result['seconds'])}: {result['rows_per_second']:,.0f} samples/s"
+        speed = f"{result['rows_per_second']:,.0f} samples/s"
+        yield f"trained      {result['rows']:,} rows in {duration(result['seconds'])}: {speed}"
         if result.get("loss") is not None:
             yield f"loss         {result['loss']:.5f} (training, mean)"
         if result.get("bad_steps"):
-            yield f"skipped      {result['bad_steps']} steps ({result['bad_rows']:,} rows): loss or gradient was not finite"
+            rows = f"{result['bad_rows']:,} rows"
+            yield f"skipped      {result['bad_steps']} steps ({rows}): loss or gradient was not finite"
     scores = result.get("eval") or {}
     if scores:
         named = {"AUC": ("auc", ".5f"), "logloss": ("logloss", ".5f"), "calibration": ("calibration", ".4f")}

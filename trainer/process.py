@@ -28,8 +28,8 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 EVENT_FD = 3
 """Where a child writes its events, one JSON object a line; its number is also in PADDLEWHEEL_EVENT_FD."""
 
-# Runs in the new process before the real program: dies with the parent, puts the event pipe in its place, becomes the program.
-# A preexec_fn would run Python between fork and exec in a process that has threads (gRPC's), which may deadlock.
+# Runs in the new process before the real program: ties its life to the parent's, puts the event pipe in its place, and
+# becomes the program. (A preexec_fn would run Python right after a fork of gRPC's threads, which may deadlock.)
 _GUARD = f"""
 import ctypes, os, signal, sys
 parent, event_fd = int(sys.argv[1]), int(sys.argv[2])
@@ -130,7 +130,8 @@ def reserve_port(host: str, port: int | None = None) -> socket.socket:
         if port is None:
             raise
         raise PortTakenError(
-            f"port {port} of {host} cannot be used ({error.strerror}): end the process that listens there, or choose another port"
+            f"port {port} of {host} cannot be used ({error.strerror}):"
+            " end the process that listens there, or choose another port"
         ) from error
     return holder
 

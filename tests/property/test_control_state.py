@@ -1,4 +1,4 @@
-"""The coordinator's decisions under thousands of orders of events: simulated agents, random losses, no process and no clock."""
+"""The coordinator's decisions under thousands of orders of events: simulated agents, random losses, no clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from trainer.coordinator.plan import JobPlan
 from trainer.coordinator.state import ChildState, Control, Member, Phase, Role
 
 LIMITS = ControlConfig(
-    heartbeat_seconds=0.5, silence_seconds=4, gather_seconds=1000, start_seconds=50, step_seconds=30, max_restarts=3, backoff_seconds=1
+    heartbeat_seconds=0.5,
+    silence_seconds=4,
+    gather_seconds=1000,
+    start_seconds=50,
+    step_seconds=30,
+    max_restarts=1,
+    backoff_seconds=1,
 )
 
 
@@ -47,11 +53,19 @@ class World:
 
     def __init__(self, num_servers: int, num_trainers: int) -> None:
         plan = JobPlan(
-            name="j", num_servers=num_servers, num_trainers=num_trainers, run_dir="/r", job={}, tables={}, control=LIMITS
+            name="j",
+            num_servers=num_servers,
+            num_trainers=num_trainers,
+            run_dir="/r",
+            job={},
+            tables={},
+            control=LIMITS,
         )
         self.now = 0.0
         self.control = Control(plan, self.now)
-        members = [Member(Role.PSERVER, r) for r in range(num_servers)] + [Member(Role.TRAINER, r) for r in range(num_trainers)]
+        members = [Member(Role.PSERVER, r) for r in range(num_servers)] + [
+            Member(Role.TRAINER, r) for r in range(num_trainers)
+        ]
         self.agents = [Agent(member) for member in members]
         self.num_sessions = 0
         self.num_overs = 0
@@ -86,7 +100,7 @@ class World:
                 assert not any(isinstance(c, state.StartChild) for c in agent.commands), "told twice to start"
                 assert agent.child is None, "told to start a second child"
                 if agent.member.role is Role.TRAINER:
-                    servers = [seat for seat in self.control.seats_of(Role.PSERVER)]
+                    servers = list(self.control.seats_of(Role.PSERVER))
                     assert all(seat.child is ChildState.READY for seat in servers), "trainers before servers"
             case state.Over(outcome=outcome):
                 self._check_outcome(outcome)
@@ -133,7 +147,9 @@ class World:
             case state.StartChild(incarnation=incarnation):
                 agent.child = Child(incarnation)
                 agent.events.append(state.ChildStarted(agent.session, incarnation, 9))
-            case state.StopChild(incarnation=incarnation) if agent.child is not None and agent.child.incarnation == incarnation:
+            case state.StopChild(incarnation=incarnation) if (
+                agent.child is not None and agent.child.incarnation == incarnation
+            ):
                 self._end_child(agent, -9, expected=True)
             case state.TellChild(line={"command": "stop"}) if agent.child is not None:
                 self._end_child(agent, 0)
@@ -213,7 +229,23 @@ class World:
 MOVES = st.lists(
     st.tuples(
         st.sampled_from(
-            ["join", "join", "obey", "obey", "deliver", "deliver", "work", "work", "crash", "die", "freeze", "thaw", "wait", "long", "stop"]
+            [
+                "join",
+                "join",
+                "obey",
+                "obey",
+                "deliver",
+                "deliver",
+                "work",
+                "work",
+                "crash",
+                "die",
+                "freeze",
+                "thaw",
+                "wait",
+                "long",
+                "stop",
+            ]
         ),
         st.integers(0, 5),
     ),
@@ -223,7 +255,9 @@ MOVES = st.lists(
 
 @settings(max_examples=1500)
 @given(num_servers=st.integers(1, 2), num_trainers=st.integers(1, 3), moves=MOVES, ready=st.booleans(), codes=st.data())
-def test_every_order_of_events_ends_well(num_servers: int, num_trainers: int, moves: list[Any], ready: bool, codes: Any) -> None:
+def test_every_order_of_events_ends_well(
+    num_servers: int, num_trainers: int, moves: list[Any], ready: bool, codes: Any
+) -> None:
     world = World(num_servers, num_trainers)
     if ready:  # begin with a running job, so that failures also hit the later phases
         for agent in world.agents:
@@ -261,7 +295,9 @@ def test_every_order_of_events_ends_well(num_servers: int, num_trainers: int, mo
 
 @settings(max_examples=300)
 @given(num_servers=st.integers(1, 3), num_trainers=st.integers(1, 3), seed=st.integers(0, 2**32))
-def test_without_losses_every_order_of_arrival_ends_with_success(num_servers: int, num_trainers: int, seed: int) -> None:
+def test_without_losses_every_order_of_arrival_ends_with_success(
+    num_servers: int, num_trainers: int, seed: int
+) -> None:
     order = random.Random(seed)
     world = World(num_servers, num_trainers)
     for _ in range(3000):

@@ -43,7 +43,8 @@ class ControlConfig(BaseModel):
     def _check_limits(self) -> ControlConfig:
         if self.silence_seconds < 2 * self.heartbeat_seconds:
             raise ValueError(
-                f"control.silence_seconds is {self.silence_seconds}, less than two heartbeats of {self.heartbeat_seconds} s:"
-                " every role would be taken for lost; raise it, or lower control.heartbeat_seconds"
+                f"control.silence_seconds is {self.silence_seconds:g}, less than two heartbeats"
+                f" (control.heartbeat_seconds = {self.heartbeat_seconds:g}), so a live role could count as lost."
+                " Raise it, or send heartbeats more often."
             )
         return self

@@ -2,17 +2,17 @@
 
 Secrets come from the environment or from files it names, never from a job file:
 
-    PADDLEWHEEL_TOKEN or PADDLEWHEEL_TOKEN_FILE    every call must carry this token
-    PADDLEWHEEL_TLS_CA                             file: the authority that signed both sides' certificates; turns TLS on
-    PADDLEWHEEL_TLS_CERT, PADDLEWHEEL_TLS_KEY      files: this process's certificate and key
-    PADDLEWHEEL_TLS_NAME                           the name in the coordinator's certificate, if it differs from its address
+    PADDLEWHEEL_TOKEN or PADDLEWHEEL_TOKEN_FILE  every call must carry this token
+    PADDLEWHEEL_TLS_CA                           file: the authority that signed all certificates; turns TLS on
+    PADDLEWHEEL_TLS_CERT, PADDLEWHEEL_TLS_KEY    files: this process's certificate and key
+    PADDLEWHEEL_TLS_NAME                         the name in the coordinator's certificate, if it is not its address
 """
 
 from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ SERVER_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
 )
-_TOKEN_KEY = "paddlewheel-token"
+_TOKEN_KEY = "paddlewheel-token"  # noqa: S105 -- the name of the header, not its value
 _OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 """What answers without a token: probes have none."""
 
@@ -47,7 +47,7 @@ class SecurityError(ValueError):
 
 @dataclass(frozen=True)
 class Security:
-    """What protects the control plane; without anything it is open, which is meant for one machine or a private network."""
+    """What protects the control plane. Empty, it is open: for one machine or a private network."""
 
     token: str | None = field(default=None, repr=False)
     authority: bytes | None = field(default=None, repr=False)
@@ -80,7 +80,9 @@ class Security:
         given = [name for name, value in zip(names, (authority, certificate, key), strict=True) if value is not None]
         if given and len(given) < len(names):
             missing = ", ".join(name for name in names if name not in given)
-            raise SecurityError(f"{', '.join(given)} is set without {missing}: the control plane's TLS is mutual and needs all three")
+            raise SecurityError(
+                f"{', '.join(given)} is set without {missing}: the control plane's TLS is mutual and needs all three"
+            )
         return cls(token or None, authority, certificate, key, variables.get("PADDLEWHEEL_TLS_NAME") or None)
 
     @property
@@ -121,37 +123,35 @@ class Security:
         return int(port)
 
 
-class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # untyped base
+class _TokenCheck(grpc.aio.ServerInterceptor):
     def __init__(self, token: str) -> None:
         self._token = token.encode()
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        details: Any = handler_call_details
-        given = dict(details.invocation_metadata or ()).get(_TOKEN_KEY, "")
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
-        if handler is None or details.method.startswith(_OPEN_SERVICES) or hmac.compare_digest(str(given).encode(), self._token):
+        given = str(dict(handler_call_details.invocation_metadata or ()).get(_TOKEN_KEY, ""))
+        is_open = handler_call_details.method.startswith(_OPEN_SERVICES)
+        if handler is None or is_open or hmac.compare_digest(given.encode(), self._token):
             return handler
         return _refusal(handler)
 
 
-def _refusal(handler: Any) -> grpc.RpcMethodHandler:
+def _refusal(handler: Any) -> Any:
     """A handler of the same kind that answers UNAUTHENTICATED."""
     text = "this control plane asks for a token: set PADDLEWHEEL_TOKEN or PADDLEWHEEL_TOKEN_FILE as for its coordinator"
 
-    async def refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def refuse(_request: Any, context: Any) -> None:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
 
-    async def refuse_stream(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    async def refuse_stream(_request: Any, context: Any) -> Any:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
-        yield  # an async generator, never reached
+        yield  # makes it the async generator that gRPC expects; never reached
 
-    if handler.request_streaming:
-        make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
-    else:
-        make = grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
-    chosen: Any = refuse_stream if handler.response_streaming else refuse
-    return make(chosen, handler.request_deserializer, handler.response_serializer)
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    answer: Any = refuse_stream if handler.response_streaming else refuse
+    return make(answer, handler.request_deserializer, handler.response_serializer)

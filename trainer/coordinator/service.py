@@ -98,13 +98,20 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 self._send(session, None)
             case state.StartChild(session, incarnation, spec):
                 start = pb.StartChild(
-                    incarnation=incarnation, spec_json=json.dumps(spec), probe_seconds=0.25, deaf_seconds=limits.deaf_seconds
+                    incarnation=incarnation,
+                    spec_json=json.dumps(spec),
+                    probe_seconds=0.25,
+                    deaf_seconds=limits.deaf_seconds,
                 )
                 self._send(session, pb.AgentCommand(start_child=start))
             case state.TellChild(session, incarnation, line):
-                self._send(session, pb.AgentCommand(child_input=pb.ChildInput(incarnation=incarnation, json=json.dumps(line))))
+                self._send(
+                    session, pb.AgentCommand(child_input=pb.ChildInput(incarnation=incarnation, json=json.dumps(line)))
+                )
             case state.StopChild(session, incarnation, grace):
-                self._send(session, pb.AgentCommand(stop_child=pb.StopChild(incarnation=incarnation, grace_seconds=grace)))
+                self._send(
+                    session, pb.AgentCommand(stop_child=pb.StopChild(incarnation=incarnation, grace_seconds=grace))
+                )
             case state.Finish(session, exit_code, reason):
                 self._send(session, pb.AgentCommand(finish=pb.Finish(exit_code=exit_code, reason=reason)))
             case state.Drop(session):
@@ -114,7 +121,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 if record is not None:
                     self._journal.write(record)
             case state.Over(outcome):
-                record = {"what": "over", "exit_code": outcome.exit_code, "cause": outcome.cause, "culprit": outcome.culprit}
+                record = {
+                    "what": "over",
+                    "exit_code": outcome.exit_code,
+                    "cause": outcome.cause,
+                    "culprit": outcome.culprit,
+                }
                 self._journal.write(record | ({"result": self._control.result} if self._control.result else {}))
                 self._note("debug", f"the job is over: {outcome.cause or 'done'}")
                 self.over.set()
@@ -143,7 +155,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     # -- agents
 
-    async def Attend(  # noqa: N802 -- the name in the proto
+    async def Attend(
         self, request_iterator: AsyncIterator[pb.AgentMessage], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.AgentCommand]:
         """One agent's membership."""
@@ -151,7 +163,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         role = _ROLES.get(first.join.role) if first is not None and first.HasField("join") else None
         if first is None or role is None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a Join that names a role")
-            return
         join = first.join
         self._num_sessions += 1
         session = self._num_sessions
@@ -178,14 +189,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     # -- observers
 
-    async def GetStatus(  # noqa: N802
-        self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.JobStatus:
+    async def GetStatus(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.JobStatus:
         """The job now."""
         del request, context
         return self.status()
 
-    async def WatchStatus(  # noqa: N802
+    async def WatchStatus(
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.JobStatus]:
         """The job, again and again, until it is over."""
@@ -203,16 +212,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         finally:
             self._observers -= 1
 
-    async def CheckpointNow(  # noqa: N802
+    async def CheckpointNow(
         self, request: pb.CheckpointRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.CheckpointReply:
         """Not yet there."""
         del request, context
         return pb.CheckpointReply(committed=False, error="this job makes no checkpoints on demand")
 
-    async def StopJob(  # noqa: N802
-        self, request: pb.StopRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.StopReply:
+    async def StopJob(self, request: pb.StopRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.StopReply:
         """An ordered stop."""
         del context
         self.apply(state.StopRequested(request.reason or "stopped by a user", request.exit_code or 143))
@@ -251,7 +258,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if control.outcome is not None:
             outcome = control.outcome
             reply.outcome.CopyFrom(
-                pb.Outcome(exit_code=outcome.exit_code, cause=outcome.cause, culprit=outcome.culprit, detail=outcome.detail)
+                pb.Outcome(
+                    exit_code=outcome.exit_code, cause=outcome.cause, culprit=outcome.culprit, detail=outcome.detail
+                )
             )
         return reply
 
@@ -260,11 +269,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         async with self._changed:
             self._changed.notify_all()
         deadline = time.monotonic() + _FAREWELL_SECONDS
-        while (self._outboxes or self._observers) and time.monotonic() < deadline:
+        while (self._outboxes or self._observers) and time.monotonic() < deadline:  # noqa: ASYNC110 -- short and rare
             await asyncio.sleep(0.02)
 
 
-def _event_of(session: int, message: pb.AgentMessage) -> state.Event | None:  # noqa: PLR0911 -- one line for each message
+def _event_of(session: int, message: pb.AgentMessage) -> state.Event | None:
     match message.WhichOneof("message"):
         case "heartbeat":
             beat = message.heartbeat
@@ -280,7 +289,9 @@ def _event_of(session: int, message: pb.AgentMessage) -> state.Event | None:  # 
             return state.ChildSaid(session, message.child_event.incarnation, said)
         case "child_exited":
             gone = message.child_exited
-            return state.ChildExited(session, gone.incarnation, gone.exit_code, gone.expected, gone.log_tail, gone.reason)
+            return state.ChildExited(
+                session, gone.incarnation, gone.exit_code, gone.expected, gone.log_tail, gone.reason
+            )
         case "leaving":
             return state.Leaving(session, message.leaving.signal)
     return None

@@ -1,13 +1,13 @@
-"""The coordinator's decisions as a pure state machine: events and the time go in, actions come out. No gRPC, clock or disk.
+"""The coordinator's decisions as a pure state machine: events and the time go in, actions come out. No gRPC, no clock.
 
-Seats and incarnations. A job has S server seats and T trainer seats; an agent that joins takes one. As soon as every seat's agent is
-there and has no child, an *incarnation* opens: servers start, and when all are ready, the trainers. It ends in one of three ways:
+Seats and incarnations. A job has S server seats and T trainer seats; an agent that joins takes one. As soon as every
+seat's agent is there and has no child, an *incarnation* opens: servers start, and when all are ready, the trainers.
 
-    GATHERING -> SERVERS -> TRAINERS -> RUNNING -> DRAINING -> OVER          every trainer left with code 0
-                    |           |          |-----> STOPPING -> DRAINING -> OVER     someone asked for an ordered stop
-                    +-----------+----------+-----> HALTING  -> GATHERING (after a pause) or OVER      something was lost
+    GATHERING -> SERVERS -> TRAINERS -> RUNNING -> DRAINING -> OVER       every trainer has left with code 0
+                    |           |          |--> STOPPING -> DRAINING -> OVER        someone asked for an ordered stop
+                    +-----------+----------+--> HALTING -> GATHERING (after a pause) or OVER      something was lost
 
-In HALTING every child is ended; what else is heard meanwhile helps to tell the cause from its consequences (`Cause.weight`).
+In HALTING every child is ended; what is heard meanwhile helps to tell the cause from its consequences (`Weight`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Member:
         return f"{self.role} {self.rank}"
 
 
-# ---------------------------------------------------------------------------------------------------------------- events
+# --------------------------------------------------------------------------------------------------------------- events
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,20 @@ class Tick:
 
 
 Event = (
-    Joined | Heard | Available | ChildStarted | ChildReady | ChildSaid | ChildExited | Leaving | Left | StopRequested | Tick
+    Joined
+    | Heard
+    | Available
+    | ChildStarted
+    | ChildReady
+    | ChildSaid
+    | ChildExited
+    | Leaving
+    | Left
+    | StopRequested
+    | Tick
 )
 
-# --------------------------------------------------------------------------------------------------------------- actions
+# -------------------------------------------------------------------------------------------------------------- actions
 
 
 @dataclass(frozen=True)
@@ -254,7 +264,7 @@ class Over:
 Action = Welcome | Refuse | StartChild | TellChild | StopChild | Finish | Drop | Note | Over
 
 
-# ----------------------------------------------------------------------------------------------------------------- state
+# ---------------------------------------------------------------------------------------------------------------- state
 
 
 @dataclass(frozen=True)
@@ -365,7 +375,7 @@ class Control:
     # -- entry
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Takes one event that happened at time now (seconds, never going back); returns what is to be done, in order."""
+        """Takes one event that happened at time now (seconds, never going back); returns what to do, in order."""
         self._actions = []
         if self.phase is Phase.OVER:
             self._handle_after_the_end(event)
@@ -479,11 +489,17 @@ class Control:
             if not event.expected and not in_order:
                 self._causes.append(self._cause_of_exit(seat, event))
             self._causes = [
-                replace(c, detail=event.log_tail) if c.member == seat.member and not c.detail else c for c in self._causes
+                replace(c, detail=event.log_tail) if c.member == seat.member and not c.detail else c
+                for c in self._causes
             ]
         elif seat.member.role is Role.TRAINER:
             leaving = self.phase in {Phase.STOPPING, Phase.DRAINING}
-            if event.code == EXIT_DONE and self.phase is Phase.RUNNING and seat.member.rank == 0 and self.result is None:
+            if (
+                event.code == EXIT_DONE
+                and self.phase is Phase.RUNNING
+                and seat.member.rank == 0
+                and self.result is None
+            ):
                 self._fail(Cause(Weight.CRASH, "ended without a result", seat.member, event.log_tail), now)
             elif not (leaving and (in_order or event.expected)) and event.code != EXIT_DONE:
                 self._fail(self._cause_of_exit(seat, event), now)
@@ -491,7 +507,9 @@ class Control:
                 self._fail(Cause(Weight.CRASH, "ended before it was ready", seat.member, event.log_tail), now)
         elif self.phase is Phase.DRAINING:
             if not in_order and not event.expected:
-                self._note("warning", f"{seat.member} {describe_exit(event.code)} when it was to stop; training was over")
+                self._note(
+                    "warning", f"{seat.member} {describe_exit(event.code)} when it was to stop; training was over"
+                )
         elif in_order and self.result is not None:
             pass  # stopped by a trainer at the end of its work
         elif in_order and self.phase is not Phase.STOPPING:
@@ -539,7 +557,10 @@ class Control:
                 self._watch_child(seat, now)
         if self.phase is Phase.GATHERING and now - max(self._since, self._not_before) > self.limits.gather_seconds:
             missing = ", ".join(str(m) for m, seat in self.seats.items() if not seat.available)
-            self._fail(Cause(Weight.LOSS, f"not all roles came within {self.limits.gather_seconds:g} s; missing: {missing}"), now)
+            self._fail(
+                Cause(Weight.LOSS, f"not all roles came within {self.limits.gather_seconds:g} s; missing: {missing}"),
+                now,
+            )
 
     def _watch_child(self, seat: Seat, now: float) -> None:
         busy = seat.child_phase in {"loading", "saving"}
@@ -572,37 +593,56 @@ class Control:
 
     def _advance(self, now: float) -> None:
         """Moves on from the phase if it is complete or its time is up; more than once if need be."""
+        steps = {
+            Phase.GATHERING: self._leave_gathering,
+            Phase.SERVERS: self._leave_servers,
+            Phase.TRAINERS: self._leave_trainers,
+            Phase.RUNNING: self._leave_running,
+            Phase.STOPPING: self._leave_stopping,
+            Phase.DRAINING: self._leave_draining,
+            Phase.HALTING: self._leave_halting,
+        }
         before: Phase | None = None
-        while before is not self.phase:
+        while before is not self.phase and self.phase is not Phase.OVER:
             before = self.phase
-            if self.phase is Phase.GATHERING:
-                if now >= self._not_before and all(seat.available for seat in self.seats.values()):
-                    self._open(now)
-            elif self.phase is Phase.SERVERS:
-                if all(seat.child is ChildState.READY for seat in self.seats_of(Role.PSERVER)):
-                    self._start_trainers(now)
-            elif self.phase is Phase.TRAINERS:
-                if all(seat.child is ChildState.READY for seat in self.seats_of(Role.TRAINER)):
-                    self._enter(Phase.RUNNING, now)
-                    for seat in self.seats_of(Role.TRAINER):
-                        seat.moved_at = now
-                    self._note("info", f"all {self.plan.num_trainers} trainers are ready")
-            elif self.phase is Phase.RUNNING:
-                if all(seat.child is ChildState.ENDED for seat in self.seats_of(Role.TRAINER)):
-                    self._drain(now)
-            elif self.phase is Phase.STOPPING:
-                if not any(seat.has_child for seat in self.seats_of(Role.TRAINER)):
-                    self._drain(now)
-                elif now - self._since > self.limits.stop_seconds:
-                    late = ", ".join(str(seat.member) for seat in self.seats_of(Role.TRAINER) if seat.has_child)
-                    self._note("warning", f"{late} did not stop within {self.limits.stop_seconds:g} s and will be killed")
-                    self._halt(now)
-            elif self.phase is Phase.DRAINING:
-                if self._all_gone(now, self.limits.drain_seconds):
-                    stop = self._stop if self.result is None else None
-                    self._finish(Outcome(stop.exit_code, stop.reason) if stop else Outcome(EXIT_DONE))
-            elif self.phase is Phase.HALTING and self._all_gone(now, self.limits.halt_seconds):
-                self._settle(now)
+            steps[before](now)
+
+    def _leave_gathering(self, now: float) -> None:
+        if now >= self._not_before and all(seat.available for seat in self.seats.values()):
+            self._open(now)
+
+    def _leave_servers(self, now: float) -> None:
+        if all(seat.child is ChildState.READY for seat in self.seats_of(Role.PSERVER)):
+            self._start_trainers(now)
+
+    def _leave_trainers(self, now: float) -> None:
+        if all(seat.child is ChildState.READY for seat in self.seats_of(Role.TRAINER)):
+            self._enter(Phase.RUNNING, now)
+            for seat in self.seats_of(Role.TRAINER):
+                seat.moved_at = now
+            self._note("info", f"all {self.plan.num_trainers} trainers are ready")
+
+    def _leave_running(self, now: float) -> None:
+        if all(seat.child is ChildState.ENDED for seat in self.seats_of(Role.TRAINER)):
+            self._drain(now)
+
+    def _leave_stopping(self, now: float) -> None:
+        late = [str(seat.member) for seat in self.seats_of(Role.TRAINER) if seat.has_child]
+        if not late:
+            self._drain(now)
+        elif now - self._since > self.limits.stop_seconds:
+            limit = f"{self.limits.stop_seconds:g} s"
+            self._note("warning", f"{', '.join(late)} did not stop within {limit} and will be killed")
+            self._halt(now)
+
+    def _leave_draining(self, now: float) -> None:
+        if self._all_gone(now, self.limits.drain_seconds):
+            stop = self._stop if self.result is None else None
+            self._finish(Outcome(stop.exit_code, stop.reason) if stop else Outcome(EXIT_DONE))
+
+    def _leave_halting(self, now: float) -> None:
+        if self._all_gone(now, self.limits.halt_seconds):
+            self._settle(now)
 
     def _open(self, now: float) -> None:
         self.incarnation += 1
@@ -610,9 +650,10 @@ class Control:
         self.result = None
         self._enter(Phase.SERVERS, now)
         restored = f", from {self.restore}" if self.restore else ""
+        num_servers, num_trainers = self.plan.num_servers, self.plan.num_trainers
         self._note(
             "info",
-            f"incarnation {self.incarnation} begins: {self.plan.num_servers} servers, {self.plan.num_trainers} trainers{restored}",
+            f"incarnation {self.incarnation} begins: {num_servers} servers, {num_trainers} trainers{restored}",
             {"what": "incarnation", "incarnation": self.incarnation, "restore": self.restore},
         )
         for seat in self.seats.values():
@@ -657,7 +698,7 @@ class Control:
                 self._do(StopChild(self._session(seat), self.incarnation, self.limits.halt_seconds))
 
     def _all_gone(self, now: float, grace_seconds: float) -> bool:
-        """Whether no child is left; an agent that cannot end its child within the grace (and a heartbeat's limit) is lost."""
+        """Whether no child is left. An agent that has not ended its child well after the grace is lost."""
         if now - self._since > grace_seconds + self.limits.silence_seconds:
             for seat in self.seats.values():
                 if seat.session is not None and seat.has_child:

@@ -1,7 +1,7 @@
 """Stands in for both Paddle children: speaks their event protocol, and misbehaves as FAKE_PLAN says. Needs no Paddle.
 
-FAKE_PLAN is JSON: {"trainer 1": {"at_step": 5, "do": "kill", "incarnations": [1]}, "*": {"steps": 20, "step_seconds": 0.05}}.
-"do" is one of: kill, stop (SIGSTOP), hang, exit (with "code"), error (with "kind" and "message", then "code"), lose_peer.
+FAKE_PLAN is JSON: {"trainer 1": {"at_step": 5, "do": "kill", "incarnations": [1]}, "*": {"steps": 20}}.
+"do" is one of: kill, stop (SIGSTOP), hang, exit (with "code"), error (with "kind" and "message", then "code").
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def main() -> None:
     if spec["incarnation"] not in mine.get("incarnations", [spec["incarnation"]]):
         mine = {}
     plan = {**plans.get("*", {}), **mine}
-    print(f"fake {role} {spec['rank']} of incarnation {spec['incarnation']}", flush=True)
+    sys.stdout.write(f"fake {role} {spec['rank']} of incarnation {spec['incarnation']}\n")
+    sys.stdout.flush()
 
     def misbehave() -> None:
         match plan.get("do"):
@@ -41,7 +42,8 @@ def main() -> None:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 time.sleep(3600)
             case "exit":
-                print("a word before the end", flush=True)
+                sys.stdout.write("a word before the end\n")
+                sys.stdout.flush()
                 os._exit(plan["code"])
             case "error":
                 emit("error", kind=plan["kind"], message=plan["message"], traceback="Traceback: made up")
@@ -95,12 +97,29 @@ def train(spec, plan, emit, misbehave) -> None:
         if plan.get("at_step") == step:
             misbehave()
         time.sleep(plan.get("step_seconds", 0.02))
-        emit("progress", step=step, epoch=0, rows=step * 100, total_rows=steps * 100, loss=1 / step, auc=0.5, rows_per_second=1000.0)
+        emit(
+            "progress",
+            step=step,
+            epoch=0,
+            rows=step * 100,
+            total_rows=steps * 100,
+            loss=1 / step,
+            auc=0.5,
+            rows_per_second=1000.0,
+        )
         if stop.is_set():
             os._exit(0)
     if plan.get("at_step") == "end":
         misbehave()
-    emit("result", mode=spec["mode"], rows=steps * 100, seconds=1.0, rows_per_second=100.0 * steps, loss=0.5, keys={"default": 7})
+    emit(
+        "result",
+        mode=spec["mode"],
+        rows=steps * 100,
+        seconds=1.0,
+        rows_per_second=100.0 * steps,
+        loss=0.5,
+        keys={"default": 7},
+    )
     os._exit(0)
 
 

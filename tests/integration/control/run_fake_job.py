@@ -1,4 +1,4 @@
-"""python run_fake_job.py RUN_DIR CONTROL_JSON: the local launcher with fake children, as a process that tests can kill."""
+"""python run_fake_job.py RUN_DIR CONTROL_JSON: the local launcher with fake children, as a process to be killed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ def main() -> int:
     raw = {
         "name": "fake",
         "run_dir": run_dir,
-        "data": {"train": "/nowhere", "labels": ["click"], "batch_rows": 10, "sparse": [{"name": "C1", "column": "C1"}]},
+        "data": {
+            "train": "/nowhere",
+            "labels": ["click"],
+            "batch_rows": 10,
+            "sparse": [{"name": "C1", "column": "C1"}],
+        },
         "cluster": {"servers": 2, "trainers": 2},
-        "control": {"heartbeat_seconds": 0.1, "silence_seconds": 2.0, "halt_seconds": 0.3, "backoff_seconds": 0.1} | control,
+        "control": {"heartbeat_seconds": 0.1, "silence_seconds": 2.0, "halt_seconds": 0.3, "backoff_seconds": 0.1}
+        | control,
     }
     outcome = run_local(JobConfig.parse(raw), child_commands={"pserver": fake, "trainer": fake})
-    print(json.dumps(outcome.to_json()), flush=True)
-    print(outcome.summary(), file=sys.stderr, flush=True)
+    sys.stdout.write(json.dumps(outcome.to_json()))
+    sys.stderr.write(outcome.summary())
     return outcome.exit_code
 
 

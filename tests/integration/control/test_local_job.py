@@ -1,4 +1,4 @@
-"""The control plane with real processes and fake children: whatever is killed, stopped or fails, the job ends as promised.
+"""Real processes, fake children: whatever is killed, stopped or fails, the job ends as promised.
 
 That no process, port or temporary file is left is checked for every test here (tests/conftest.py).
 """
@@ -65,6 +65,7 @@ class Job:
         return self.processes("trainer.coordinator")[0]
 
     def is_running(self) -> bool:
+        assert self.process.poll() is None, self.process.communicate()
         log = self.run_dir / "logs" / "trainer-1.log"
         children = len(self.processes(str(HERE / "fake_child.py")))
         return children == 4 and log.exists() and "fake trainer 1" in log.read_text()
@@ -158,7 +159,9 @@ def test_a_signal_stops_a_job_that_hangs(start_job: Callable[..., Job], eventual
     assert job.finish(10.0)["exit_code"] == 130
 
 
-def test_a_signal_to_a_job_that_waits_for_a_server(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:
+def test_a_signal_to_a_job_that_waits_for_a_server(
+    start_job: Callable[..., Job], eventually: Callable[..., None]
+) -> None:
     job = start_job({"pserver 0": {"start_seconds": 60}})
     eventually(lambda: job.processes(str(HERE / "fake_child.py")), seconds=60)
     job.process.send_signal(signal.SIGTERM)
@@ -174,7 +177,9 @@ def test_nothing_outlives_a_killed_launcher(start_job: Callable[..., Job], event
     eventually(lambda: not any(process.is_running() for process in processes), seconds=3.0)
 
 
-def test_an_agent_told_to_go_stops_the_whole_job(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:
+def test_an_agent_told_to_go_stops_the_whole_job(
+    start_job: Callable[..., Job], eventually: Callable[..., None]
+) -> None:
     job = start_job({"*": LONG})
     eventually(job.is_running, seconds=60)
     job.agent("pserver", 0).terminate()
