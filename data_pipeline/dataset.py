@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from data_pipeline import schema
 from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
-from data_pipeline.sources import SourceFile, discover
+from data_pipeline.sources import SourceFile, discover, open_parquet
 
 _CACHED_CELLS = 2 << 20
 _CACHED_BYTES = 4 << 20
@@ -62,12 +61,6 @@ class Slice:
     row_group: int
     row_start: int
     num_rows: int
-
-
-def open_parquet(source: SourceFile) -> pq.ParquetFile:
-    """Opens a file so that a row group streams instead of being loaded whole."""
-    handle = source.path if source.uri_prefix == "" else source.filesystem.open_input_file(source.path)
-    return pq.ParquetFile(handle, pre_buffer=False, buffer_size=1 << 18, page_checksum_verification=True)
 
 
 def read_footer(source: SourceFile, config: DataConfig) -> DataFile:

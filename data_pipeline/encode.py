@@ -3,7 +3,9 @@
 Shapes: N rows of a block, D dense columns, L labels, F1 single-valued features of a table.
 """
 
+import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +23,9 @@ from data_pipeline.fit import Fitted
 UInt64 = npt.NDArray[np.uint64]
 Bool = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
+Reject = Callable[[Bool, str, pa.Array, str], None]
+"""Takes a mask of bad rows, the column, its values and the reason."""
+_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
 @dataclass
@@ -68,10 +73,15 @@ class Rows:
 
 
 def nulls(array: pa.Array) -> Bool | None:
-    """Mask of nulls, or None if there is none."""
-    if array.null_count == 0:
-        return None
-    mask: Bool = array.is_null().to_numpy(zero_copy_only=False)
+    """Mask of nulls, or None if there is none. A dictionary's null word counts."""
+    mask: Bool | None = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    if pat.is_dictionary(array.type) and array.dictionary.null_count:
+        words = nulls(array.dictionary)
+        assert words is not None
+        at = integers(array.indices)
+        if mask is None:
+            return words[at]
+        mask[~mask] = words[at[~mask]]
     return mask
 
 
@@ -194,10 +204,10 @@ class Encoder:
             position += len(block.columns)
         for table, features in self._singles.items():
             if features:
-                self._single_table(features, columns, into.singles[table][at])
+                self._single_table(features, columns, into.singles[table][at], reject)
         for feature in config.sparse:
             if feature.multi_valued:
-                into.lists[feature.name].append(self._list(feature, columns, num_rows, into.truncated, reject))
+                into.lists[feature.name].append(self.list_keys(feature, columns, num_rows, into.truncated, reject))
         if into.weight_N is not None:
             assert config.sample_weight is not None
             array = columns[config.sample_weight]
@@ -210,15 +220,25 @@ class Encoder:
                 reject(wrong, config.sample_weight, array, "a sample weight must be finite and not negative")
         if into.group_N is not None:
             assert config.group is not None
-            array = plain(columns[config.group])
-            group = self._value_keys(array, self._group_seed, None, 0, config.group)
+            array = columns[config.group]
+            group = self._value_keys(array, self._group_seed, None, 0)
             gaps = nulls(array)
             if gaps is not None:
                 group[gaps] = 0
             into.group_N[at] = group
         return reasons
 
-    def _label(self, array: pa.Array, column: str, reject: Any) -> Array:
+    def leave_out(self, into: Rows, at: slice) -> None:
+        """Marks rows `at` as bad without values, because they cannot be read."""
+        into.bad_N[at] = True
+        num_rows = at.stop - at.start
+        for feature in self._config.sparse:
+            if feature.multi_valued:
+                weights = np.zeros(0, dtype=np.float32) if feature.weights is not None else None
+                nothing = np.zeros(num_rows + 1, dtype=np.int64)
+                into.lists[feature.name].append(Lists(np.zeros(0, dtype=np.uint64), nothing, weights))
+
+    def _label(self, array: pa.Array, column: str, reject: Reject) -> Array:
         values, mask = numbers(array)
         rule = self._config.label
         result: Array
@@ -237,7 +257,7 @@ class Encoder:
             reject(wrong, column, array, allowed)
         return result
 
-    def _dense(self, columns: dict[str, pa.Array], block: DenseBlock, out: Array, reject: Any) -> None:
+    def _dense(self, columns: dict[str, pa.Array], block: DenseBlock, out: Array, reject: Reject) -> None:
         """Writes a block of columns [N, D] into `out`, all columns in one go."""
         read = [numbers(columns[c]) if c in columns else None for c in block.columns]
         exact = any(r is not None and r[0].dtype == np.float64 for r in read)
@@ -270,7 +290,9 @@ class Encoder:
                     wrong[:, position], column, columns[column], "not a finite number after fill, transform and clip"
                 )
 
-    def _single_table(self, features: list[SparseFeature], columns: dict[str, pa.Array], out: UInt64) -> None:
+    def _single_table(
+        self, features: list[SparseFeature], columns: dict[str, pa.Array], out: UInt64, reject: Reject
+    ) -> None:
         """Writes keys [N, F1] into `out`. Plain integers of all features are mixed together, in one go."""
         together: list[int] = []
         gaps: list[tuple[int, Bool]] = []
@@ -299,75 +321,83 @@ class Encoder:
                 out[mask, position] = self._missing_key(features[position])
         for position, feature in enumerate(features):
             if position not in together:
-                out[:, position] = self._single(feature, columns, out.shape[0])
+                out[:, position] = self.single_keys(feature, columns, out.shape[0], reject)
             if feature.vocabulary is not None:
                 out[:, position] = self._fitted.known(feature, out[:, position])
 
     def _missing_key(self, feature: SparseFeature) -> np.uint64:
         return self._missing[feature.space] if feature.missing == "key" else np.uint64(0)
 
-    def _single(self, feature: SparseFeature, columns: dict[str, pa.Array], num_rows: int) -> UInt64:
+    def single_keys(
+        self, feature: SparseFeature, columns: dict[str, pa.Array], num_rows: int, reject: Reject
+    ) -> UInt64:
+        """Keys [N] of a single-valued feature, before its vocabulary."""
         missing = self._missing_key(feature)
         if any(c not in columns for c in feature.columns):
             return np.full(num_rows, missing, dtype=np.uint64)
+        gaps = np.zeros(num_rows, dtype=bool)
         seed = self._seeds[feature.space]
-        if feature.cross:
-            result = np.full(num_rows, seed, dtype=np.uint64)
-            gaps = np.zeros(num_rows, dtype=bool)
-            for column in feature.cross:
-                array = plain(columns[column])
+        result = np.full(num_rows, seed, dtype=np.uint64)
+        for column in feature.columns:
+            array = columns[column]
+            if feature.bucketize is not None:
+                values, mask = numbers(array)
+                result = keys.integer_keys(self._bucket(feature, values).astype(np.int64).view(np.uint64), seed)
+            else:
                 mask = nulls(array)
-                if mask is not None:
-                    gaps |= mask
-                result = keys.combine(
-                    result, self._value_keys(array, self._column_seeds[column], feature.type, 0, column)
-                )
-            result[gaps] = missing
-            return result
-        array = plain(columns[feature.columns[0]])
-        if feature.bucketize is not None:
-            values, mask = numbers(array)
-            buckets = self._bucket(feature, values)
-            result = keys.integer_keys(buckets.astype(np.int64).view(np.uint64), seed)
-        else:
-            mask = nulls(array)
-            result = self._value_keys(array, seed, feature.type, feature.offset, feature.columns[0])
-        if mask is not None:
-            result[mask] = missing
+                unparsed = np.zeros(num_rows, dtype=bool)
+                part_seed = self._column_seeds[column] if feature.cross else seed
+                part = self._value_keys(array, part_seed, feature.type, feature.offset, unparsed)
+                result = keys.combine(result, part) if feature.cross else part
+                if unparsed.any():
+                    reject(unparsed, column, array, f"feature {feature.name!r} is declared `type: integer`")
+            if mask is not None:
+                gaps |= mask
+        result[gaps] = missing
         return result
 
     def _bucket(self, feature: SparseFeature, values: Array) -> Array:
         rule = feature.bucketize
         assert rule is not None
-        values = values.astype(np.float64)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            if rule.kind == "log_square":
-                large = values > 2
-                logs = np.log(np.where(large, values, 1.0))
-                low = np.floor(np.clip(np.nan_to_num(values), -1e15, 2))
-                squared: Array = np.where(large, np.floor(logs * logs), low)
-                return squared
-            edges = self._fitted.boundaries[feature.name] if rule.kind == "quantiles" else np.asarray(rule.boundaries)
-            buckets: Array = np.searchsorted(edges, values, side="right")
-            return buckets
+        values = np.clip(np.nan_to_num(values.astype(np.float64), nan=0.0), -1e15, 1e15)
+        if rule.kind == "log_square":
+            logs = np.log(np.maximum(values, 1.0))
+            squared: Array = np.where(values > 2, np.floor(logs * logs), np.floor(values))
+            return squared
+        edges = self._fitted.boundaries[feature.name] if rule.kind == "quantiles" else np.asarray(rule.boundaries)
+        buckets: Array = np.searchsorted(edges, values, side="right")
+        return buckets
 
-    def _value_keys(self, array: pa.Array, seed: np.uint64, declared: str | None, offset: int, column: str) -> UInt64:
-        """Keys of values; rows that are null hold anything but are 0 where the column is all null."""
+    def _value_keys(
+        self, array: pa.Array, seed: np.uint64, declared: str | None, offset: int, unparsed: Bool | None = None
+    ) -> UInt64:
+        """Keys of values; a null's key may be anything. Sets `unparsed` where declared integers are no integers."""
         kind = array.type
+        if pat.is_dictionary(kind):
+            words = array.dictionary
+            wrong = np.zeros(len(words), dtype=bool)
+            word_keys = self._value_keys(words, seed, declared, offset, wrong)
+            at = integers(array.indices)
+            if array.null_count:
+                at = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, at)
+            if len(words) == 0:
+                return np.zeros(len(array), dtype=np.uint64)
+            word_gaps = nulls(words)
+            if word_gaps is not None:
+                word_keys[word_gaps] = 0
+            if unparsed is not None:
+                unparsed |= wrong[at]
+            return word_keys[at]
         if pat.is_null(kind):
             return np.zeros(len(array), dtype=np.uint64)
-        is_text = not (
-            pat.is_integer(kind)
-            or pat.is_boolean(kind)
-            or pat.is_date(kind)
-            or pat.is_time(kind)
-            or pat.is_timestamp(kind)
-            or pat.is_decimal(kind)
-        )
+        is_text = not _is_number(kind)
         if declared == "string" and not is_text:
             array, is_text = array.cast(pa.string()), True
         elif declared == "integer" and is_text:
-            array, is_text = _parse_integers(array, column), False
+            array, wrong = _parse_integers(array)
+            is_text = False
+            if unparsed is not None:
+                unparsed |= wrong
         if is_text:
             return string_key_array(array, seed)
         if pat.is_decimal(array.type):
@@ -379,122 +409,111 @@ class Encoder:
             bits += np.uint64(offset & 0xFFFFFFFFFFFFFFFF)
         return keys.integer_keys(bits, seed)
 
-    def _list(
-        self, feature: SparseFeature, columns: dict[str, pa.Array], num_rows: int, truncated: Counter[str], reject: Any
-    ) -> Lists:
-        assert feature.max_length is not None
-        column = feature.columns[0]
-        missing = self._missing_key(feature)
-        if column not in columns or pat.is_null(columns[column].type):
-            lengths = np.full(num_rows, int(missing != 0), dtype=np.int64)
-            offsets = np.concatenate([[0], np.cumsum(lengths)])
-            flat = np.full(int(offsets[-1]), missing, dtype=np.uint64)
-            return Lists(flat, offsets, np.ones(flat.size, dtype=np.float32) if feature.weights else None)
-        array = columns[column]
-        if isinstance(array, pa.ChunkedArray):
-            array = array.combine_chunks()
-        if pat.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        mask = nulls(array)
-        values, starts, lengths = _list_parts(array)
-        value_nulls = nulls(values)
-        value_keys = self._value_keys(plain(values), self._seeds[feature.space], feature.type, feature.offset, column)
-        if value_nulls is not None:
-            value_keys[value_nulls] = 0
-        if feature.vocabulary is not None:
-            value_keys = self._fitted.known(feature, value_keys)
-        if mask is not None:
-            lengths = np.where(mask, 0, lengths)
-        weights = None
-        if feature.weights is not None:
-            weights = self._list_weights(feature, columns, lengths, starts, values, reject)
-        # gather the ids that exist, row by row
-        rows = np.repeat(np.arange(num_rows), lengths)
-        inside = np.arange(rows.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        at = np.repeat(starts, lengths) + inside
-        flat = value_keys[at]
-        if weights is not None:
-            weights = weights[: rows.size]
-        real = flat != 0
-        if not real.all():
-            rows, flat = rows[real], flat[real]
-            weights = weights[real] if weights is not None else None
-        counts = np.bincount(rows, minlength=num_rows).astype(np.int64)
-        if counts.size and counts.max() > feature.max_length:
-            position = np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts, counts)
-            if feature.keep == "last":
-                position = np.repeat(counts, counts) - 1 - position
-            kept = position < feature.max_length
-            truncated[feature.name] += int(kept.size - kept.sum())
-            rows, flat = rows[kept], flat[kept]
-            weights = weights[kept] if weights is not None else None
-            counts = np.minimum(counts, feature.max_length)
-        if missing:
-            empty = np.flatnonzero(counts == 0)
-            if empty.size:
-                at = (np.cumsum(counts) - counts)[empty]
-                flat = np.insert(flat, at, missing)
-                weights = np.insert(weights, at, 1.0) if weights is not None else None
-                counts[empty] = 1
-        return Lists(flat, np.concatenate([[0], np.cumsum(counts)]), weights)
-
-    def _list_weights(
+    def list_keys(
         self,
         feature: SparseFeature,
         columns: dict[str, pa.Array],
-        lengths: Array,
-        starts: Array,
-        values: pa.Array,
-        reject: Any,
+        num_rows: int,
+        truncated: Counter[str],
+        reject: Reject,
+    ) -> Lists:
+        """Ids of a multi-valued feature: null ids are left out, rare ones replaced, long lists cut, in this order."""
+        assert feature.max_length is not None
+        column = feature.columns[0]
+        lists = columns.get(column)
+        if lists is None or pat.is_null(lists.type):
+            lists = pa.nulls(num_rows, pa.list_(pa.null()))
+        values, starts, lengths = _list_parts(lists)
+        unparsed = np.zeros(len(values), dtype=bool)
+        value_keys = self._value_keys(values, self._seeds[feature.space], feature.type, feature.offset, unparsed)
+        value_gaps = nulls(values)
+        if value_gaps is not None:
+            value_keys[value_gaps] = 0
+        if feature.vocabulary is not None:
+            value_keys = self._fitted.known(feature, value_keys)
+        row, at = ragged(starts, lengths)
+        if unparsed.any():
+            wrong = np.bincount(row, unparsed[at], num_rows) > 0
+            reject(wrong, column, lists, f"feature {feature.name!r} is declared `type: integer`")
+        flat = value_keys[at]
+        weights = self._weights(feature, columns, lengths, row, reject) if feature.weights is not None else None
+
+        def keep(kept: Bool) -> None:
+            nonlocal row, flat, weights
+            row, flat = row[kept], flat[kept]
+            weights = weights[kept] if weights is not None else None
+
+        real = flat != 0
+        if not real.all():
+            keep(real)
+        counts = np.bincount(row, minlength=num_rows).astype(np.int64)
+        if counts.max(initial=0) > feature.max_length:
+            place = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
+            if feature.keep == "last":
+                place = np.repeat(counts, counts) - 1 - place
+            truncated[feature.name] += int((place >= feature.max_length).sum())
+            keep(place < feature.max_length)
+            counts = np.minimum(counts, feature.max_length)
+        empty = np.flatnonzero(counts == 0)
+        if feature.missing == "key" and empty.size:
+            before = (np.cumsum(counts) - counts)[empty]
+            flat = np.insert(flat, before, self._missing_key(feature))
+            weights = np.insert(weights, before, 1.0) if weights is not None else None
+            counts[empty] = 1
+        return Lists(flat, np.concatenate([[0], np.cumsum(counts)]), weights)
+
+    def _weights(
+        self, feature: SparseFeature, columns: dict[str, pa.Array], lengths: Array, row: Array, reject: Reject
     ) -> npt.NDArray[np.float32]:
-        """Weights of all ids, flat in row order; a row whose two lists differ in length is bad."""
+        """Weights of all ids, flat; a row whose two lists differ in length, or with a weight that is no number, is bad."""
         assert feature.weights is not None
-        total = int(lengths.sum())
-        if feature.weights not in columns or pat.is_null(columns[feature.weights].type):
-            return np.ones(total, dtype=np.float32)
-        array = columns[feature.weights]
-        if isinstance(array, pa.ChunkedArray):
-            array = array.combine_chunks()
-        weight_values, weight_starts, weight_lengths = _list_parts(array)
-        gaps = nulls(array)
+        lists = columns.get(feature.weights)
+        if lists is None:
+            return np.ones(row.size, dtype=np.float32)
+        if pat.is_null(lists.type):
+            lists = pa.nulls(lengths.size, pa.list_(pa.float32()))
+        values, starts, num_weights = _list_parts(lists)
+        raw, gaps = numbers(values)
+        raw = np.append(raw.astype(np.float32), np.float32(np.nan))
         if gaps is not None:
-            weight_lengths = np.where(gaps, 0, weight_lengths)
-        differ = weight_lengths != lengths
+            raw[:-1][gaps] = np.nan
+        differ = num_weights != lengths
         if differ.any():
-            reject(differ, feature.weights, array, f"must be as long as column {feature.columns[0]!r}")
-        raw, mask = numbers(weight_values)
-        raw = raw.astype(np.float32)
-        if mask is not None:
-            raw = np.where(mask, np.float32(np.nan), raw)
-        row = np.repeat(np.arange(lengths.size), lengths)
+            reject(differ, feature.weights, lists, f"must be as long as column {feature.columns[0]!r}")
         inside = np.arange(row.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        usable = inside < weight_lengths[row]
-        at = np.where(usable, weight_starts[row] + inside, 0)
-        flat = np.where(usable, raw[at], np.float32(0)) if raw.size else np.zeros(row.size, dtype=np.float32)
+        flat = raw[np.where(differ[row], raw.size - 1, starts[row] + inside)]
         broken = ~np.isfinite(flat)
         if broken.any():
-            wrong = np.zeros(lengths.size, dtype=bool)
-            wrong[row[broken]] = True
-            reject(wrong, feature.weights, array, "weights must be finite")
+            wrong = np.bincount(row, broken, lengths.size) > 0
+            reject(wrong, feature.weights, lists, "weights must be finite")
             flat[broken] = 0
-        result: npt.NDArray[np.float32] = flat
-        return result
+        return flat
+
+
+def ragged(starts: Array, lengths: Array) -> tuple[Array, Array]:
+    """For lists that start at `starts`: the row and the place of every element, row by row."""
+    row = np.repeat(np.arange(lengths.size), lengths)
+    at = np.arange(row.size) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    return row, at
 
 
 def _list_parts(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Values of a list array, and where each row starts in them and how many it has. A scalar column is lists of one."""
+    """Values of a list array, and per row where it starts in them and its length (0 for null). Scalars are lists of one."""
     kind = array.type
+    num_rows = len(array)
+    starts = np.arange(num_rows, dtype=np.int64)
     if pat.is_fixed_size_list(kind):
-        starts = (np.arange(len(array), dtype=np.int64) + array.offset) * kind.list_size
-        return array.values, starts, np.full(len(array), kind.list_size, dtype=np.int64)
-    if pat.is_list(kind) or pat.is_large_list(kind):
-        if len(array) == 0:
-            return array.values, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        values = array.values
+        starts, lengths = (starts + array.offset) * kind.list_size, np.full(num_rows, kind.list_size, dtype=np.int64)
+    elif pat.is_list(kind) or pat.is_large_list(kind):
         offsets = array.offsets.to_numpy().astype(np.int64)
-        first, last = int(offsets[0]), int(offsets[-1])
-        return array.values.slice(first, last - first), offsets[:-1] - first, np.diff(offsets)
-    lengths = np.ones(len(array), dtype=np.int64)
-    return array, np.arange(len(array), dtype=np.int64), lengths
+        first, last = (int(offsets[0]), int(offsets[-1])) if num_rows else (0, 0)
+        values = array.values.slice(first, last - first)
+        starts, lengths = offsets[:-1] - first, np.diff(offsets)
+    else:
+        return array, starts, np.ones(num_rows, dtype=np.int64)
+    gaps = nulls(array)
+    return values, starts, lengths if gaps is None else np.where(gaps, 0, lengths)
 
 
 def _is_plain_integer(feature: SparseFeature, kind: pa.DataType) -> bool:
@@ -502,16 +521,29 @@ def _is_plain_integer(feature: SparseFeature, kind: pa.DataType) -> bool:
     return simple and not feature.cross and feature.bucketize is None and feature.type != "string"
 
 
-def _parse_integers(array: pa.Array, column: str) -> pa.Array:
+def _is_number(kind: pa.DataType) -> bool:
+    tests = (pat.is_integer, pat.is_boolean, pat.is_date, pat.is_time, pat.is_timestamp, pat.is_decimal)
+    return any(test(kind) for test in tests)
+
+
+def _parse_integers(array: pa.Array) -> tuple[pa.Array, Bool]:
+    """Exact 64-bit integers of text, as patterns, and which texts are none."""
+    array = array.cast(pa.string())
     try:
-        return array.cast(pa.string()).cast(pa.int64())
+        return array.cast(pa.int64()), np.zeros(len(array), dtype=bool)
     except pa.ArrowInvalid:
-        try:
-            return array.cast(pa.string()).cast(pa.uint64())
-        except pa.ArrowInvalid as error:
-            raise DataError(
-                f"column {column!r} is declared `type: integer` but holds text that is no 64-bit integer: {error}"
-            ) from error
+        pass
+    bits = np.zeros(len(array), dtype=np.uint64)
+    wrong = np.zeros(len(array), dtype=bool)
+    for row, text in enumerate(array.to_pylist()):
+        if text is None:
+            continue
+        number = int(text) if _INTEGER.fullmatch(text) else None
+        if number is None or not -(1 << 63) <= number < 1 << 64:
+            wrong[row] = True
+        else:
+            bits[row] = number & 0xFFFFFFFFFFFFFFFF
+    return pa.array(bits), wrong
 
 
 def _decimal_keys(array: pa.Array, seed: np.uint64) -> UInt64:

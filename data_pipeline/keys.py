@@ -83,6 +83,34 @@ def special_key(space: str, what: str) -> np.uint64:
     return _U(string_keys(raw, np.array([0]), np.array([raw.size]), space_seed(space))[0])
 
 
+def unique_keys(keys_N: UInt64) -> tuple[UInt64, npt.NDArray[np.int32]]:
+    """Distinct non-zero keys, and for every key 1 + its position among them (0 for key 0).
+
+    Without sorting: keys are well mixed, so their upper bits are a hash. All keys write their place into a table, the last one
+    wins; keys that then read another key's place try again with another hash.
+    """
+    bits = max(10, int(4 * keys_N.size).bit_length())
+    shift = np.uint64(64 - bits)
+    table = np.empty(1 << bits, dtype=np.int64)
+    slot = (keys_N >> shift).view(np.int64)
+    places = np.arange(keys_N.size, dtype=np.int64)
+    table[slot] = places
+    winner = table[slot]
+    lost = np.flatnonzero(keys_N[winner] != keys_N)
+    factor = 0x9E3779B97F4A7C15
+    while lost.size:
+        keys = keys_N[lost]
+        slot = ((keys * np.uint64(factor)) >> shift).view(np.int64)
+        table[slot] = lost
+        winner[lost] = table[slot]
+        lost = lost[keys_N[winner[lost]] != keys]
+        factor = (factor * 0xD1342543DE82EF95 + 2) & 0xFFFFFFFFFFFFFFFF | 1
+    first = np.flatnonzero((winner == places) & (keys_N != 0))
+    rank = np.zeros(keys_N.size, dtype=np.int32)
+    rank[first] = np.arange(1, first.size + 1, dtype=np.int32)
+    return keys_N[first], rank[winner]
+
+
 def _rotl(x: UInt64, bits: int) -> UInt64:
     return (x << _U(bits)) | (x >> _U(64 - bits))
 

@@ -7,27 +7,24 @@ Shapes: B rows of a batch, N rows of a window, F1 single-valued features, L list
 """
 
 import concurrent.futures
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from data_pipeline.batch import Batch, Span, TableKeys
 from data_pipeline.config import DataConfig
-from data_pipeline.dataset import DataFile, Dataset, Slice, open_parquet
-from data_pipeline.encode import Encoder, Lists, Rows
+from data_pipeline.dataset import Dataset, Slice
+from data_pipeline.encode import Encoder, Lists, Rows, ragged
 from data_pipeline.errors import DataError
 from data_pipeline.fit import Fitted
-from data_pipeline.schema import columns_needed
-
-_STREAM_ROWS = 4096
+from data_pipeline.keys import unique_keys
+from data_pipeline.quarantine import Quarantine
+from data_pipeline.reader import RowGroups
 
 
 class Part(NamedTuple):
@@ -107,147 +104,6 @@ class Window:
     taken_good: int = 0
 
 
-class _Readers:
-    """Open row groups. Small ones are kept whole; large ones are streams, read on from where they are."""
-
-    def __init__(self, dataset: Dataset, config: DataConfig, most_streams: int) -> None:
-        self._dataset = dataset
-        self._columns = columns_needed(config)
-        self._memory_bytes = config.memory_bytes
-        self._most_streams = most_streams
-        self._tables: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
-        self._table_bytes = 0
-        self._streams: list[_Stream] = []
-        self.rows_decoded = 0
-
-    def read(self, piece: Slice, start: int, num_rows: int) -> dict[str, pa.Array]:
-        """Columns of rows `start` to `start + num_rows` of a slice."""
-        file = self._dataset.files[piece.file]
-        first = piece.row_start + start
-        if file.row_groups[piece.row_group].is_small(len(self._columns)):
-            table = self._table(file, piece).slice(first, num_rows)
-        else:
-            stream = self._stream(file, piece, first)
-            table = stream.read(first, num_rows)
-            stream.serves = piece.index if start + num_rows < piece.num_rows else None
-            if stream.position == stream.num_rows:
-                self._streams.remove(stream)
-                stream.close()
-        result = {name: _one_chunk(table.column(name)) for name in table.column_names}
-        for column, value in file.source.partitions:
-            if column in file.columns:
-                result[column] = pa.repeat(pa.scalar(value, pa.string()), num_rows)
-        return result
-
-    def _physical(self, file: DataFile) -> list[str]:
-        partitions = {k for k, _ in file.source.partitions}
-        return [c for c in self._columns if c in file.columns and c not in partitions]
-
-    def _table(self, file: DataFile, piece: Slice) -> pa.Table:
-        key = (piece.file, piece.row_group)
-        if key in self._tables:
-            self._tables.move_to_end(key)
-            return self._tables[key]
-        stream = _Stream(file, piece.row_group, self._physical(file), 1 << 20)
-        try:
-            table = stream.read(0, stream.num_rows).combine_chunks()
-        finally:
-            stream.close()
-        self.rows_decoded += table.num_rows
-        self._tables[key] = table
-        self._table_bytes += table.nbytes
-        while self._table_bytes > self._memory_bytes and len(self._tables) > 1:
-            _, old = self._tables.popitem(last=False)
-            self._table_bytes -= old.nbytes
-        return table
-
-    def _stream(self, file: DataFile, piece: Slice, first: int) -> "_Stream":
-        here = [s for s in self._streams if s.file is file and s.row_group == piece.row_group and s.position <= first]
-        mine = [s for s in here if s.serves == piece.index]
-        idle = [s for s in here if s.serves is None]
-        if mine:
-            stream = mine[0]
-        elif idle:
-            stream = max(idle, key=lambda s: s.position)
-        else:
-            stream = _Stream(file, piece.row_group, self._physical(file), _STREAM_ROWS)
-            while len(self._streams) >= self._most_streams:
-                old = next((s for s in self._streams if s.serves is None), self._streams[0])
-                self._streams.remove(old)
-                old.close()
-            self._streams.append(stream)
-        self.rows_decoded += first - stream.position
-        return stream
-
-    def close(self) -> None:
-        for stream in self._streams:
-            stream.close()
-        self._streams.clear()
-        self._tables.clear()
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-class _Stream:
-    """A row group read from its start in small batches. Every error names the file; fewer rows than promised are an error."""
-
-    def __init__(self, file: DataFile, row_group: int, columns: list[str], batch_rows: int) -> None:
-        self.file = file
-        self.row_group = row_group
-        self.num_rows = file.row_groups[row_group].num_rows
-        self.position = 0
-        self.serves: int | None = None
-        """Slice that will be read on from here, if any."""
-        self._held: pa.RecordBatch | None = None
-        self._parquet: pq.ParquetFile | None = None
-        self._batches: Iterator[pa.RecordBatch] = iter(())
-        if columns:
-            with self._named_errors():
-                self._parquet = open_parquet(file.source)
-                self._batches = self._parquet.iter_batches(
-                    batch_rows, row_groups=[row_group], columns=columns, use_threads=False
-                )
-        else:
-            nothing = pa.RecordBatch.from_struct_array(pa.array([{}] * self.num_rows, pa.struct([])))
-            self._batches = iter((nothing,))
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
-            raise DataError(f"{self.file.source.name}: row group {self.row_group} cannot be read: {error}") from error
-
-    def read(self, first: int, num_rows: int) -> pa.Table:
-        """Rows from `first` on, which must not lie before `position`."""
-        got: list[pa.RecordBatch] = []
-        while num_rows > 0:
-            if self._held is None or self._held.num_rows == 0:
-                with self._named_errors():
-                    self._held = next(self._batches, None)
-                if self._held is None:
-                    raise DataError(
-                        f"{self.file.source.name}: row group {self.row_group} promises {self.num_rows} rows and holds {self.position}"
-                    )
-                continue
-            skip = min(first - self.position, self._held.num_rows)
-            take = min(num_rows, self._held.num_rows - skip)
-            if take:
-                got.append(self._held.slice(skip, take))
-            self._held = self._held.slice(skip + take)
-            self.position += skip + take
-            first += take
-            num_rows -= take
-        return pa.Table.from_batches(got)
-
-    def close(self) -> None:
-        self._batches = iter(())
-        if self._parquet is not None:
-            self._parquet.close()
-
-
 class Loader:
     """Iterator of batches over the slices of one trainer.
 
@@ -282,11 +138,17 @@ class Loader:
             done=dict(self._done),
         )
         self._encoder = Encoder(config, Fitted.load(config))
-        self._readers = _Readers(dataset, config, lanes)
+        self._readers = RowGroups(dataset, config, lanes)
         self._threads = config.threads if threads is None else threads
         self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, "data") if self._threads else None
         self.counters: Counter[str] = Counter()
-        """`rows`, `skipped_rows`, `truncated_ids`, `rows_decoded`."""
+        """`rows` and `skipped_rows` handed out; `bad_rows` and `unreadable_rows` met; `rows_decoded`; `truncated_ids.<feature>`."""
+        self.unreadable: dict[str, str] = {}
+        """Files that turned out to be unreadable (`on_bad_file: skip`), with the reason."""
+        self._quarantine = None
+        if config.on_bad_row == "quarantine":
+            assert config.quarantine_directory is not None
+            self._quarantine = Quarantine(config.quarantine_directory)
         self._batches = self._produce()
         self._closed = False
 
@@ -392,10 +254,7 @@ class Loader:
             if part.done == part.num_rows:
                 places[owner].append(np.full(part.num_rows, -1, dtype=np.int64))
                 continue
-            columns = self._readers.read(piece, part.start, part.num_rows)
-            reasons = self._encoder.encode(columns, rows, slice(base, base + part.num_rows))
-            if reasons:
-                self._bad_rows(part, reasons)
+            self._encode(part, rows, slice(base, base + part.num_rows))
             order = np.arange(base, base + part.num_rows, dtype=np.int64)
             if self._shuffle:
                 order = random.draw(0x726F7773, piece.index, part.start).permutation(order)
@@ -420,16 +279,31 @@ class Loader:
         good_N = np.flatnonzero(~rows.bad_N[order_N])
         return Window(rows, order_N, owner_N, slices, next_row, good_N)
 
-    def _bad_rows(self, part: Part, reasons: dict[int, str]) -> None:
-        """Raises if bad rows are an error."""
+    def _encode(self, part: Part, rows: Rows, at: slice) -> None:
+        """Reads and encodes a block; what happens to bad files and rows is decided here."""
         file = self._dataset.files[part.slice.file]
-        before = sum(g.num_rows for g in file.row_groups[: part.slice.row_group]) + part.slice.row_start + part.start
+        try:
+            columns = self._readers.read(part.slice, part.start, part.num_rows)
+        except DataError as error:
+            if self._config.on_bad_file == "fail":
+                raise
+            self.unreadable.setdefault(file.source.name, str(error))
+            self.counters["unreadable_rows"] += part.num_rows
+            self._encoder.leave_out(rows, at)
+            return
+        reasons = self._encoder.encode(columns, rows, at)
+        if not reasons:
+            return
+        first = sum(g.num_rows for g in file.row_groups[: part.slice.row_group]) + part.slice.row_start + part.start
         if self._config.on_bad_row == "fail":
             row, why = min(reasons.items())
             raise DataError(
-                f"{file.source.name}: row {before + row}: {why}; {len(reasons)} of {part.num_rows} rows here are unusable "
+                f"{file.source.name}: row {first + row}: {why}; {len(reasons)} of {part.num_rows} rows here are unusable "
                 "(data.on_bad_row: skip or quarantine leaves them out)"
             )
+        self.counters["bad_rows"] += len(reasons)
+        if self._quarantine is not None:
+            self._quarantine.add(file.source, first, columns, reasons)
 
     def _assemble(self, segments: list[tuple[Window, int, int]]) -> Batch:
         """Gathers the rows of a batch and finds the unique keys of each table."""
@@ -464,7 +338,7 @@ class Loader:
                 if f.multi_valued
             }
             flat = [ids_BF.ravel()] + [keys for pieces in ragged.values() for keys, _, _ in pieces]
-            keys_U, positions = unique(flat[0] if len(flat) == 1 else np.concatenate(flat))
+            keys_U, positions = unique_keys(flat[0] if len(flat) == 1 else np.concatenate(flat))
             cursor = ids_BF.size
             single_BF = positions[:cursor].reshape(num_rows, len(singles))
             index = {name: single_BF[:, i] for i, name in enumerate(singles)}
@@ -493,42 +367,14 @@ class Loader:
         )
 
 
-def unique(keys_N: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
-    """Distinct non-zero keys, and for every key 1 + its position among them (0 for key 0).
-
-    Without sorting: keys are well mixed, so their upper bits are a hash. All keys write their place into a table, the last one
-    wins; keys that then read another key's place try again with another hash.
-    """
-    bits = max(10, int(4 * keys_N.size).bit_length())
-    shift = np.uint64(64 - bits)
-    table = np.empty(1 << bits, dtype=np.int64)
-    slot = (keys_N >> shift).view(np.int64)
-    places = np.arange(keys_N.size, dtype=np.int64)
-    table[slot] = places
-    winner = table[slot]
-    lost = np.flatnonzero(keys_N[winner] != keys_N)
-    factor = 0x9E3779B97F4A7C15
-    while lost.size:
-        keys = keys_N[lost]
-        slot = ((keys * np.uint64(factor)) >> shift).view(np.int64)
-        table[slot] = lost
-        winner[lost] = table[slot]
-        lost = lost[keys_N[winner[lost]] != keys]
-        factor = (factor * 0xD1342543DE82EF95 + 2) & 0xFFFFFFFFFFFFFFFF | 1
-    first = np.flatnonzero((winner == places) & (keys_N != 0))
-    rank = np.zeros(keys_N.size, dtype=np.int32)
-    rank[first] = np.arange(1, first.size + 1, dtype=np.int32)
-    return keys_N[first], rank[winner]
-
-
 def _gather_lists(
     lists: Lists, at: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.float32] | None]:
     """Keys of the chosen rows, flat; the number of keys of each; their weights."""
     starts = lists.offsets[at]
     lengths = lists.offsets[at + 1] - starts
-    rows = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(int(lengths.sum()))
-    return lists.keys[rows], lengths, None if lists.weights is None else lists.weights[rows]
+    _, places = ragged(starts, lengths)
+    return lists.keys[places], lengths, None if lists.weights is None else lists.weights[places]
 
 
 def _pad(flat: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> npt.NDArray[Any]:

@@ -9,12 +9,14 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from data_pipeline.errors import DataError
 
 _DATA_SUFFIXES = (".parquet", ".parq", ".pq")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _MAGIC = frozenset("*?[")
+_FETCHED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,24 @@ class SourceFile:
     def name(self) -> str:
         """How messages call the file."""
         return self.uri_prefix + self.path
+
+    @property
+    def is_local(self) -> bool:
+        return self.uri_prefix == ""
+
+
+def open_parquet(source: SourceFile, *, row_group_bytes: int = 0) -> pq.ParquetFile:
+    """Opens a file so that a row group streams instead of being loaded whole.
+
+    A row group of a remote file is fetched at once if it is not too large: many small reads over a network are slow.
+    """
+    if source.is_local:
+        return pq.ParquetFile(source.path, pre_buffer=False, buffer_size=1 << 18, page_checksum_verification=True)
+    handle = source.filesystem.open_input_file(source.path)
+    at_once = 0 < row_group_bytes <= _FETCHED_BYTES
+    return pq.ParquetFile(
+        handle, pre_buffer=at_once, buffer_size=0 if at_once else 1 << 20, page_checksum_verification=True
+    )
 
 
 def discover(paths: Iterable[str], *, hive: bool = True) -> list[SourceFile]:
