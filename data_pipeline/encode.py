@@ -101,6 +101,12 @@ def _raw(array: pa.Array, dtype: Any) -> Array:
     return values[array.offset : array.offset + len(array)]
 
 
+def numpy_dtype(kind: pa.DataType) -> Any:
+    """How NumPy calls a number type; timestamps and durations are int64 as stored. (Arrow's own answer needs pandas.)"""
+    letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
+    return np.dtype(f"{letter}{kind.bit_width // 8}")
+
+
 def integers(array: pa.Array) -> Array:
     """Integer, boolean, date, time values as they are stored; nulls hold anything."""
     kind = array.type
@@ -109,7 +115,7 @@ def integers(array: pa.Array) -> Array:
     if pat.is_date(kind) or pat.is_time(kind):
         wide = pat.is_date64(kind) or pat.is_time64(kind)
         return _raw(array, np.int64 if wide else np.int32)
-    return _raw(array, kind.to_pandas_dtype())
+    return _raw(array, numpy_dtype(kind))
 
 
 def patterns(array: pa.Array) -> UInt64:
@@ -155,7 +161,7 @@ def numbers(array: pa.Array) -> tuple[Array, Bool | None]:
         array = array.cast(pa.float64())
         values: Array = _raw(array, np.float64)
     elif pat.is_floating(kind):
-        values = _raw(array, kind.to_pandas_dtype())
+        values = _raw(array, numpy_dtype(kind))
         gaps = np.isnan(values)
         if gaps.any():
             mask = gaps if mask is None else mask | gaps
