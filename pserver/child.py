@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 
-from pserver import probe
+from pserver import paddle_core, probe
 from pserver.config import Tables
 from pserver.descriptor import describe
 from pserver.errors import PortInUseError, RequirementError, ServerError
@@ -85,8 +85,7 @@ def main() -> int:
     except ValueError as error:
         return fail("job", error, EXIT_FIX_JOB)
 
-    from paddle.base import core
-
+    core, _ = paddle_core.load()
     hosts = [_host_text(core, endpoint, i) for i, endpoint in enumerate(endpoints)]
     server = core.DistFleetWrapper()
     server.init_server(description, hosts, rank, num_trainers, [])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _IS_TRAINING = b"\x01"
 _SAVE, _SAVE_AND_ADVANCE_DAY = b"0", b"3"  # Paddle's modes 1 and 2 (delta, base) are not used: README.md says why
-_MAX_KEYS_PER_REQUEST = 200_000
+_MAX_REQUEST_BYTES = 16 << 20  # a request; brpc refuses more than 64 MiB in one message
 _PULLED_COUNTS = 2  # show, click before the values
 _PUSH_PREFIX = 3  # slot, show, click before the gradients
 
@@ -47,6 +47,7 @@ class _Table:
     def __init__(self, name: str, number: int, config: TableConfig, num_servers: int, seed: int) -> None:
         self.name, self.number, self.config = name, number, config
         self.num_shards = config.num_shards(num_servers)
+        self.max_keys_per_request = max(1, _MAX_REQUEST_BYTES // (8 + 4 * (_PUSH_PREFIX + 1 + config.width)))
         self.shards_per_server = self.num_shards // num_servers
         self.initializer = Initializer(name, config, seed)
         self.has_first_order = int(config.first_order)
@@ -299,16 +300,17 @@ class Client:
     def _split(
         self, t: _Table, keys_U: npt.NDArray[np.uint64]
     ) -> Iterator[tuple[list[slice | npt.NDArray[np.intp]], list[npt.NDArray[np.uint64]]]]:
-        """Rounds of at most _MAX_KEYS_PER_REQUEST keys a server: (rows of each server, keys of each server)."""
+        """Rounds of at most a request's keys a server: (rows of each server, keys of each server)."""
+        limit = t.max_keys_per_request
         if len(self._endpoints) == 1:
-            for start in range(0, len(keys_U), _MAX_KEYS_PER_REQUEST):
-                rows = slice(start, start + _MAX_KEYS_PER_REQUEST)
+            for start in range(0, len(keys_U), limit):
+                rows = slice(start, start + limit)
                 yield [rows], [keys_U[rows]]
             return
         server_U = t.server_of(keys_U)
         rows_S = [np.flatnonzero(server_U == server) for server in range(len(self._endpoints))]
-        for start in range(0, max(map(len, rows_S)), _MAX_KEYS_PER_REQUEST):
-            parts = [rows[start : start + _MAX_KEYS_PER_REQUEST] for rows in rows_S]
+        for start in range(0, max(map(len, rows_S)), limit):
+            parts = [rows[start : start + limit] for rows in rows_S]
             yield list(parts), [keys_U[part] for part in parts]
 
     def _ask_all(self, requests: Sequence[_Request | None], deadline: float) -> list[Reply | None]:

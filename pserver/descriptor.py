@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pserver import paddle_core
 from pserver.config import AdaGrad, Adam, TableConfig, Tables, table_ids
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ _RULES = {
     "adam": "SparseAdamSGDRule",
     "adam_shared": "SparseSharedAdamSGDRule",
 }
-# brpc refuses larger requests by default (64 MiB); the client cuts its own at a few MiB, Paddle's own client does not.
-_GFLAGS = "-max_body_size=2147483647 -bthread_concurrency=40 -socket_max_unwritten_bytes=2048000000"
 _NEVER_DAYS = 1e30
 
 
@@ -26,15 +25,15 @@ def describe(
 ) -> str:
     """PSParameter text for `init_server`, or (worker=True) for Paddle's own `init_worker`.
 
-    gflags: more flags of the server process, e.g. "-pserver_table_save_max_retry=1".
+    gflags: Paddle's own flags, e.g. "-pserver_table_save_max_retry=1" (brpc's flags are ignored without a word).
     """
     from google.protobuf import text_format
-    from paddle.distributed.fleet.proto import the_one_ps_pb2 as pb
 
+    _, pb = paddle_core.load()
     if num_servers < 1:
         raise ValueError(f"num_servers is {num_servers}: at least 1 is needed")
     ps = pb.PSParameter()
-    ps.init_gflags = " ".join([_GFLAGS, *gflags])
+    ps.init_gflags = " ".join(gflags)
     sides = [ps.server_param.downpour_server_param.downpour_table_param]
     if worker:
         sides.append(ps.worker_param.downpour_worker_param.downpour_table_param)

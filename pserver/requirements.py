@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
+from pserver import paddle_core
 from pserver.errors import RequirementError
 
 PADDLE_VERSION = "2.6.2"
@@ -13,7 +14,7 @@ _DISTRIBUTIONS = ("paddlepaddle", "paddlepaddle-gpu")
 def check(*, import_core: bool = True) -> str:
     """Return the installed Paddle distribution's name and version, or raise RequirementError with the remedy.
 
-    import_core: also import Paddle (about a second) and look for the parameter server in it.
+    import_core: also load Paddle's core and look for the parameter server in it.
     """
     protobuf = _version("protobuf")
     if protobuf is None or int(protobuf.split(".")[0]) >= 7:
@@ -36,8 +37,7 @@ def check(*, import_core: bool = True) -> str:
             f"server (3.x has none): pip install {name}=={PADDLE_VERSION}"
         )
     if import_core:
-        from paddle.base import core
-
+        core, _ = paddle_core.load()
         if not hasattr(core, "DistFleetWrapper"):
             raise RequirementError(
                 f"this {name} {version} was built without the parameter server (core.DistFleetWrapper is missing): "

@@ -24,21 +24,28 @@ KEYS = np.arange(1, 1001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 ONES = np.ones(len(KEYS), np.float32)
 
 
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    """For tests that leave them running."""
+    with local_servers(TABLES, 2, tmp_path_factory.mktemp("servers")) as servers:
+        yield servers
+
+
 @pytest.fixture
-def servers(tmp_path):
+def own_servers(tmp_path):
     with local_servers(TABLES, 2, tmp_path) as servers:
         yield servers
 
 
-def test_a_killed_server_fails_the_next_pull_and_push_at_once(servers):
-    with Client(TABLES, servers.endpoints) as client:
+def test_a_killed_server_fails_the_next_pull_and_push_at_once(own_servers):
+    with Client(TABLES, own_servers.endpoints) as client:
         values = client.pull("t", KEYS)
-        servers.processes[1].kill()
-        servers.processes[1].wait()
+        own_servers.processes[1].kill()
+        own_servers.processes[1].wait()
         started = time.monotonic()
-        with pytest.raises(PullError, match=servers.endpoints[1]):
+        with pytest.raises(PullError, match=own_servers.endpoints[1]):
             client.pull("t", KEYS)
-        with pytest.raises(PushError, match=servers.endpoints[1]):
+        with pytest.raises(PushError, match=own_servers.endpoints[1]):
             client.push("t", KEYS, values, ONES, ONES)
         assert time.monotonic() - started < 2
         client.flush()  # nothing under way hangs it
@@ -108,19 +115,19 @@ def test_a_closed_client_says_so(servers):
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, "stop"])
-def test_servers_end_in_order(servers, how):
-    with Client(TABLES, servers.endpoints) as client:
+def test_servers_end_in_order(own_servers, how):
+    with Client(TABLES, own_servers.endpoints) as client:
         client.push("t", KEYS, client.pull("t", KEYS), ONES, ONES)
         if how == "stop":
             for _ in range(20):
                 client.num_keys()
             client.stop_servers()
         else:
-            for process in servers.processes:
+            for process in own_servers.processes:
                 os.killpg(process.pid, how)  # as Ctrl-C does: the helper gets it too
-        assert [process.wait(10) for process in servers.processes] == [0, 0]
+        assert [process.wait(10) for process in own_servers.processes] == [0, 0]
         client.stop_servers()  # they are gone: fine
-    assert not any(probe.is_healthy(*address(endpoint)) for endpoint in servers.endpoints)
+    assert not any(probe.is_healthy(*address(endpoint)) for endpoint in own_servers.endpoints)
 
 
 def test_a_taken_port_is_named(tmp_path):
