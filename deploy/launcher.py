@@ -117,7 +117,22 @@ def plan_of(job: JobConfig, mode: Mode = "train", *, restore: Path | None = None
         tables={name: job.tables[name].model_dump(mode="json") for name in job.data.tables},
         control=job.control,
         restore=str(restore) if restore else None,
+        http_address=metrics_address(job, "coordinator"),
+        targets=str(targets_folder(job)),
     )
+
+
+def metrics_address(job: JobConfig, role: str, rank: int = 0) -> str | None:
+    """Where one process of a one-machine run serves its metrics; None: nowhere."""
+    if not job.metrics.enabled:
+        return None
+    host = job.metrics.address or job.cluster.address
+    return f"{host}:{job.metrics.port(role, rank, job.cluster.servers)}"
+
+
+def targets_folder(job: JobConfig) -> Path:
+    """Where the processes of a job say to Prometheus (file_sd_configs) that they are there."""
+    return Path(job.run_dir).absolute() / "targets"
 
 
 def run_local(
@@ -283,8 +298,12 @@ class _Launcher:
         line = await _read_line(read_end, _OPEN_SECONDS)
         if not line:
             raise LaunchError(f"the coordinator did not open its port; {log} says:\n{_tail(log)}")
-        self._address = f"{cluster.address}:{json.loads(line)['port']}"
+        said = json.loads(line)
+        self._address = f"{cluster.address}:{said['port']}"
         self._display.note("info", f"coordinator at {self._address}; logs in {self._log_dir}")
+        if "page_port" in said:
+            host = self._job.metrics.address or cluster.address
+            self._display.note("info", f"status page at {said['page_scheme']}://{host}:{said['page_port']}/")
         for name, number in (("pserver", cluster.servers), ("trainer", cluster.trainers)):
             for rank in range(number):
                 self._roles.append(
@@ -297,6 +316,9 @@ class _Launcher:
         command += ["--coordinator", self._address, "--host", cluster.address]
         if name == "pserver" and cluster.server_ports is not None:
             command += ["--port", str(cluster.server_ports[rank])]
+        metrics = metrics_address(self._job, name, rank)
+        if metrics is not None:
+            command += ["--job-name", self._job.name, "--metrics", metrics, "--targets", str(targets_folder(self._job))]
         if name in self._child_commands:
             command += ["--child", shlex.join(self._child_commands[name])]
         return command

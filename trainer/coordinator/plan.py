@@ -30,6 +30,10 @@ class JobPlan(BaseModel):
     """Network interface of the trainers' AllReduce; None: chosen from the host's address."""
     restore: str | None = None
     """Checkpoint to begin with."""
+    http_address: str | None = None
+    """'host:port' of the coordinator's status page and metrics; None: there are none."""
+    targets: str | None = None
+    """Folder for the file that tells Prometheus of the coordinator."""
 
     def server_spec(self, endpoints: Sequence[str], rank: int, incarnation: int) -> dict[str, Any]:
         """The first line on a pserver child's standard input."""

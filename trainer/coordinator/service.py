@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import collections
 import contextlib
+import importlib.metadata
 import json
 import os
 import signal
@@ -27,16 +28,21 @@ from grpc_reflection.v1alpha import reflection
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from trainer.coordinator import state
+from trainer.coordinator.page import StatusPage
 from trainer.coordinator.plan import JobPlan
 from trainer.coordinator.security import Security, SecurityError
 from trainer.logs import configure_logs
 from trainer.process import EXIT_FIX_JOB, EXIT_RETRY
+from trainer.telemetry import WebSecurityError, WebServer
+from trainer.telemetry.discovery import TargetFile
 
 _ROLES = {pb.ROLE_PSERVER: state.Role.PSERVER, pb.ROLE_TRAINER: state.Role.TRAINER}
 _ROLE_NUMBERS = {role: number for number, role in _ROLES.items()}
 _NUM_ENTRIES_KEPT = 200
 _FAREWELL_SECONDS = 3.0
 """How long the coordinator, when the job is over, waits for its agents and observers to hang up."""
+_PAGE_SECONDS = 5.0
+"""How long a request for the status page waits for the event loop."""
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 
@@ -76,6 +82,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._version = 0
         self._started_at = time.monotonic()
         self._observers = 0
+        self.page = StatusPage(
+            plan.name,
+            self._status_from_a_thread,
+            facts={"version": importlib.metadata.version("paddlewheel"), "tables": plan.tables},
+            checkpoint_interval_seconds=_checkpoint_interval_seconds(plan),
+        )
+        self._loop = asyncio.get_running_loop()
 
     # -- the state machine
 
@@ -148,6 +161,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         while True:
             await asyncio.sleep(self.plan.control.heartbeat_seconds / 2)
             self.apply(state.Tick())
+            self.page.curves.add(time.monotonic() - self._started_at, self._control.progress)
             for session in list(self._outboxes):
                 self._send(session, pb.AgentCommand(pulse=pb.Pulse()))
             async with self._changed:
@@ -264,6 +278,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             )
         return reply
 
+    def _status_from_a_thread(self) -> pb.JobStatus:
+        """For the HTTP server: the state machine belongs to the event loop."""
+
+        async def ask() -> pb.JobStatus:
+            return self.status()
+
+        return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(_PAGE_SECONDS)
+
     async def farewell(self) -> None:
         """Waits, for a short while, until every agent and observer has heard the end and hung up."""
         async with self._changed:
@@ -297,6 +319,29 @@ def _event_of(session: int, message: pb.AgentMessage) -> state.Event | None:
     return None
 
 
+def _checkpoint_interval_seconds(plan: JobPlan) -> float | None:
+    minutes = plan.job.get("checkpoint", {}).get("every_minutes")
+    return None if minutes is None else 60.0 * float(minutes)
+
+
+def _serve_page(plan: JobPlan, page: StatusPage, target: TargetFile | None) -> WebServer | None:
+    """Opens the HTTP port. That it is taken is a pity, but no reason not to train."""
+    if plan.http_address is None:
+        return None
+    log = structlog.get_logger().bind(job=plan.name, role="coordinator")
+    host = plan.http_address.rpartition(":")[0]
+    try:
+        web = WebServer(plan.http_address, page.routes())
+        log.info("serving the status page and metrics", address=host, port=web.port)
+        if target is not None:
+            target.write(host.strip("[]"), web.port, web.scheme)
+    except OSError as error:
+        reason = str(error.strerror or error)
+        log.warning("no status page: cannot listen; going on without", address=plan.http_address, reason=reason)
+        return None
+    return web
+
+
 async def serve(plan: JobPlan, listen: str, announce: TextIO | None = None, security: Security | None = None) -> int:
     """Runs the coordinator until the job is over; returns the job's exit code.
 
@@ -318,8 +363,11 @@ async def serve(plan: JobPlan, listen: str, announce: TextIO | None = None, secu
     await server.start()
     for name in ("", SERVICE_NAME):
         await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
+    target = TargetFile(Path(plan.targets), plan.name, "coordinator", 0) if plan.targets else None
+    web = _serve_page(plan, service.page, target)
     if announce is not None:
-        announce.write(json.dumps({"port": port}) + "\n")
+        page = {"page_port": web.port, "page_scheme": web.scheme} if web is not None else {}
+        announce.write(json.dumps({"port": port, **page}) + "\n")
         announce.close()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -338,6 +386,10 @@ async def serve(plan: JobPlan, listen: str, announce: TextIO | None = None, secu
     finally:
         ticking.cancel()
         over.cancel()
+        if target is not None:
+            target.remove()
+        if web is not None:
+            await asyncio.to_thread(web.close)
         await server.stop(0.2)
         journal.close()
 
@@ -355,7 +407,7 @@ def main(arguments: list[str] | None = None) -> int:
         plan = JobPlan.model_validate_json(text)
         announce = open(options.announce, "w", encoding="utf-8") if options.announce is not None else None  # noqa: SIM115, PTH123
         return asyncio.run(serve(plan, options.listen, announce))
-    except (SecurityError, ValueError) as error:
+    except (SecurityError, WebSecurityError, ValueError) as error:
         structlog.get_logger().error(str(error), role="coordinator")
         return EXIT_FIX_JOB
     except OSError as error:

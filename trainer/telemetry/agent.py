@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from trainer.telemetry.catalogue import COMMON_LABELS, PHASES, SECONDS_BOUNDS, of_role
-from trainer.telemetry.series import Series
+from trainer.telemetry.series import Series, with_labels
 
 Probe = Callable[[Series], None]
 """Asks something at the time of a scrape and writes the answers; raises OSError or ValueError when there is none."""
@@ -175,10 +175,7 @@ class Telemetry(Collector):
                     self._set("pserver_uptime_seconds", 0)
                     self._add("pserver_probe_failures_total")
         yield from self.series.collect()
-        for family in self._process.collect():
-            for i, sample in enumerate(family.samples):
-                family.samples[i] = sample._replace(labels={**self.series.common, **sample.labels})
-            yield family
+        yield from with_labels(self._process.collect(), self.series.common)
 
     def describe(self) -> Iterator[Family]:
         """Names only: registering asks nothing."""

@@ -191,8 +191,6 @@ CATALOGUE: tuple[Metric, ...] = (
         ),
         ("job_checkpoint_interval_seconds", _G, "checkpoint.every_minutes in seconds; 0: only a final checkpoint."),
         ("job_heartbeat_age_seconds", _G, "Longest time that any joined member has not been heard of."),
-        ("job_leases", _G, "Data leases held by trainers."),
-        ("job_lease_lag_seconds", _G, "Age of the oldest data lease that is held; 0 without one."),
         ("job_exit_code", _G, "Exit code of the job once it is over; -1 before."),
     ),
 )

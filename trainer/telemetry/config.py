@@ -17,7 +17,7 @@ class MetricsConfig(BaseModel):
     """Address they listen on. None: `cluster.address`. A password and TLS are set by the environment, never here."""
 
     first_port: int | None = Field(default=None, ge=1, le=65535)
-    """The coordinator's; servers and then trainers follow by rank. None: free ones. A taken port warns, and none opens."""
+    """Port of the coordinator; servers and then trainers follow by rank. None: free ones. A taken one warns."""
 
     def port(self, role: str, rank: int, num_servers: int) -> int:
         """The port of one process of a job with so many servers; 0 for any free one."""

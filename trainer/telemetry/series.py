@@ -154,3 +154,11 @@ class Series(Collector):
             before = self._followed.get((name, key, part), 0.0)
             self._followed[name, key, part] = reading
         return reading - before if reading >= before else reading
+
+
+def with_labels(families: Iterable[Family], labels: Mapping[str, str]) -> Iterator[Family]:
+    """Another collector's families, with these labels added to every sample."""
+    for family in families:
+        for i, sample in enumerate(family.samples):
+            family.samples[i] = sample._replace(labels={**labels, **sample.labels})
+        yield family

@@ -34,7 +34,10 @@ _MAX_CLIENTS = 32
 _HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
     ("Cache-Control", "no-store"),
-    ("Content-Security-Policy", "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"),
+    (
+        "Content-Security-Policy",
+        "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    ),
 ]
 
 

@@ -1,0 +1,76 @@
+"""The coordinator's metrics: the job as a whole, from its status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from trainer.telemetry.catalogue import COMMON_LABELS, JOB_PHASES, of_role
+from trainer.telemetry.series import Series, with_labels
+
+_P = "paddlewheel_job_"
+
+
+class JobTelemetry(Collector):
+    """Metrics of the coordinator. Nothing is kept but counters: every scrape asks for the status.
+
+    Args:
+        job: name of the job.
+        status: returns `trainer.coordinator.page.snapshot` of now; called from the HTTP server's threads.
+        checkpoint_interval_seconds: what the job asks for; None: only a final checkpoint.
+    """
+
+    def __init__(
+        self, job: str, status: Callable[[], Mapping[str, Any]], *, checkpoint_interval_seconds: float | None = None
+    ) -> None:
+        self._status = status
+        self.series = Series(of_role("coordinator"), dict(zip(COMMON_LABELS, (job, "coordinator", "0"), strict=True)))
+        self.series.set(f"{_P}checkpoint_interval_seconds", checkpoint_interval_seconds or 0)
+        self._process = ProcessCollector(registry=None)
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def update(self, status: Mapping[str, Any]) -> None:
+        """Takes one status."""
+        put, follow = self.series.set, self.series.follow
+        for phase in JOB_PHASES:
+            put(f"{_P}phase", status["phase"] == phase, phase=phase)
+        put(f"{_P}incarnation", status["incarnation"])
+        follow(f"{_P}restarts_total", status["num_restarts"])
+        put(f"{_P}elapsed_seconds", status["elapsed_seconds"])
+        members = status["members"]
+        for role in ("pserver", "trainer"):
+            seats = [member for member in members if member["role"] == role]
+            put(f"{_P}members_expected", len(seats), member_role=role)
+            put(f"{_P}members", sum(_is_there(seat) for seat in seats), member_role=role)
+        ages = [member["heartbeat_age_seconds"] for member in members if _is_there(member)]
+        put(f"{_P}heartbeat_age_seconds", max(ages, default=0.0))
+        progress = status["progress"] or {}
+        put(f"{_P}rows", progress.get("rows") or 0)
+        put(f"{_P}rows_expected", progress.get("total_rows") or 0)
+        put(f"{_P}progress_age_seconds", status["progress_age_seconds"] if status["phase"] == "running" else 0)
+        checkpoint = status["checkpoint"]
+        put(f"{_P}checkpoint_step", checkpoint["step"])
+        put(f"{_P}checkpoint_age_seconds", checkpoint["age_seconds"] or status["elapsed_seconds"])
+        put(f"{_P}checkpoint_duration_seconds", checkpoint["last_seconds"])
+        follow(f"{_P}checkpoints_total", checkpoint["num_committed"], result="committed")
+        follow(f"{_P}checkpoints_total", checkpoint["num_failed"], result="failed")
+        put(f"{_P}exit_code", status["outcome"]["exit_code"] if status["over"] else -1)
+
+    def collect(self) -> Iterator[Family]:
+        """All families, as of now. Part of the Collector interface."""
+        self.update(self._status())
+        yield from self.series.collect()
+        yield from with_labels(self._process.collect(), self.series.common)
+
+    def describe(self) -> Iterator[Family]:
+        """Names only: registering asks nothing."""
+        return self.series.collect()
+
+
+def _is_there(member: Mapping[str, Any]) -> bool:
+    return member["state"] not in {"lost", "absent"}
