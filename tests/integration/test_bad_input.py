@@ -1,0 +1,195 @@
+"""What a user can get wrong is refused with exit code 64 before any process starts, and the message says what to do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from data_pipeline import synthetic
+from deploy.cli import run
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clicks")
+    synthetic.generate(folder, 2_000, seed=1)
+    return folder
+
+
+class Job:
+    """A job that could run, to be spoilt."""
+
+    def __init__(self, folder: Path, clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.capsys = folder, capsys
+        self.data = folder / "clicks"
+        shutil.copytree(clicks, self.data)
+        self.raw: dict[str, Any] = {
+            "name": "spoilt",
+            "run_dir": str(folder / "run"),
+            "data": synthetic.data_section(self.data),
+            "tables": {"default": {"width": 4}},
+            "model": {"kind": "deepfm", "tower": [8]},
+        }
+
+    def refusal(self, *arguments: str, command: str = "train") -> str:
+        """Runs the command; what it says on its way out with 64."""
+        path = self.folder / "job.yaml"
+        path.write_text(yaml.safe_dump(self.raw))
+        code = run([command, str(path), *arguments])
+        told = self.capsys.readouterr()
+        assert (code, told.out) == (64, ""), told.err
+        assert "Traceback" not in told.err
+        assert not (self.folder / "run").exists(), "something was started"
+        return told.err
+
+    def rewrite(self, part: str, change: Any) -> Path:
+        """Replaces the first file of a part by what `change` makes of its table."""
+        file = min((self.data / part).glob("*.parquet"))
+        pq.write_table(change(pq.read_table(file)), file)
+        return file
+
+
+@pytest.fixture
+def job(tmp_path: Path, clicks: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Job:
+    def started(*_: Any, **__: Any) -> None:
+        pytest.fail("the job was started")
+
+    monkeypatch.setattr("deploy.launcher.run_local", started)
+    return Job(tmp_path, clicks, capsys)
+
+
+def assert_says(message: str, *words: str) -> None:
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("part", ["train", "eval"])
+def test_missing_path(job: Job, part: str) -> None:
+    job.raw["data"][part] = str(job.folder / "nowhere")
+    assert_says(job.refusal(), str(job.folder / "nowhere"))
+
+
+def test_empty_folder(job: Job) -> None:
+    shutil.rmtree(job.data / "train")
+    (job.data / "train").mkdir()
+    assert_says(job.refusal(), str(job.data / "train"))
+
+
+def test_pattern_that_matches_nothing(job: Job) -> None:
+    job.raw["data"]["train"] = str(job.data / "train" / "*.parq")
+    assert_says(job.refusal(), "*.parq")
+
+
+def test_no_training_data_named(job: Job) -> None:
+    del job.raw["data"]["train"]
+    assert_says(job.refusal(), "data.train", "is empty")
+
+
+def test_misspelt_column(job: Job) -> None:
+    job.raw["data"]["sparse"][1] = {"name": "item", "column": "itm"}
+    assert_says(job.refusal(), "itm", "item")
+
+
+def test_column_missing_in_one_file(job: Job) -> None:
+    file = job.rewrite("train", lambda table: table.drop_columns(["site"]))
+    assert_says(job.refusal(), file.name, "site")
+
+
+def test_wrong_column_type(job: Job) -> None:
+    file = job.rewrite(
+        "train",
+        lambda table: table.set_column(table.column_names.index("price"), "price", pa.array(["x"] * len(table))),
+    )
+    assert_says(job.refusal(), file.name, "price", "string")
+
+
+def test_list_column_used_as_single_valued(job: Job) -> None:
+    job.raw["data"]["sparse"][-1] = {"name": "tags"}
+    assert_says(job.refusal(), "tags", "max_length")
+
+
+@pytest.mark.parametrize("value", [2, -1])
+def test_label_outside_0_and_1(job: Job, value: int) -> None:
+    def spoil(table: pa.Table) -> pa.Table:
+        labels = table.column("click").to_pylist()
+        labels[3] = value
+        return table.set_column(0, "click", pa.array(labels, pa.int8()))
+
+    file = job.rewrite("train", spoil)
+    assert_says(job.refusal(), "click", str(value), file.name)
+
+
+def test_file_that_is_no_parquet(job: Job) -> None:
+    file = min((job.data / "train").glob("*.parquet"))
+    file.write_text("user,item,click\n1,2,0\n")
+    assert_says(job.refusal(), file.name, "Parquet")
+
+
+def test_unknown_model(job: Job) -> None:
+    job.raw["model"]["kind"] = "depfm"
+    assert_says(job.refusal(), "model.kind", "'depfm'", "deepfm")
+
+
+def test_no_servers(job: Job) -> None:
+    assert_says(job.refusal("--set", "cluster.servers=0"), "cluster.servers", "got 0", "greater than or equal to 1")
+
+
+@pytest.mark.parametrize("key", ["cluster.server_ports", "cluster.coordinator_port"])
+def test_taken_port(job: Job, key: str) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        value = f"[{port}]" if key.endswith("ports") else str(port)
+        assert_says(job.refusal("--set", f"{key}={value}"), f"port {port}", "choose another port")
+
+
+def _pretend(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str | None]) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        found = versions[name] if name in versions else real(name)
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+@pytest.mark.parametrize("version", ["3.0.0", "2.5.2"])
+def test_wrong_paddle(job: Job, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    _pretend(monkeypatch, {"paddlepaddle": version})
+    assert_says(job.refusal(), version, "pip install paddlepaddle==2.6.2")
+
+
+def test_no_paddle(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend(monkeypatch, {"paddlepaddle": None})
+    assert_says(job.refusal(), "not installed", "pip install paddlepaddle==2.6.2")
+
+
+def test_protobuf_7(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend(monkeypatch, {"protobuf": "7.36.2"})
+    assert_says(job.refusal(), "protobuf 7.36.2", "<7")
+
+
+def test_evaluation_without_a_checkpoint(job: Job) -> None:
+    assert_says(job.refusal(command="evaluate"), "no committed checkpoint", "paddlewheel train")
+
+
+def test_check_says_the_same_without_training(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    path = job.folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job.raw))
+    assert run(["job", "check", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["train_rows"], found["eval_rows"]) == (1_600, 400)
+    assert run(["job", "check", str(path), "--set", "data.labels=[clik]"]) == 64
+    assert "click" in capsys.readouterr().err
