@@ -79,13 +79,15 @@ def feature_spec(layouts: Sequence[TableLayout], num_dense: int, num_labels: int
     """What a model may know of the features."""
     fields: dict[str, int] = {}
     sequences: dict[str, int] = {}
+    tables: dict[str, str] = {}
+    single: list[str] = []
     for layout in layouts:
+        single += layout.single
         fields.update(dict.fromkeys(layout.single, layout.width))
         for feature in layout.lists:
             (sequences if feature.pooling == "none" else fields)[feature.name] = layout.width
-    first_order = [name for layout in layouts if layout.first_order for name in layout.single]
-    first_order += [f.name for layout in layouts if layout.first_order for f in layout.lists if f.pooling != "none"]
-    return FeatureSpec(num_dense, fields, sequences, first_order, num_labels)
+        tables.update(dict.fromkeys([*layout.single, *(f.name for f in layout.lists)], layout.name))
+    return FeatureSpec(num_dense, fields, sequences, tables, single, num_labels)
 
 
 class DenseProgram:
@@ -123,11 +125,11 @@ class DenseProgram:
             self._predict = self._main.clone(for_test=True)
             label_BY = paddle.static.data("label", [-1, num_labels], "float32")
             weight_B1 = paddle.static.data("row_weight", [-1, 1], "float32")
-            loss_BY = paddle.nn.functional.binary_cross_entropy_with_logits(logit_BY, label_BY, reduction="none")
-            loss = paddle.sum(loss_BY * weight_B1)
+            loss = paddle.sum(layer.loss(inputs, logit_BY, label_BY) * weight_B1)
             named = list(layer.named_parameters())
             params = [p for _, p in named]
             grads = paddle.static.gradients([loss], pulled + params)
+            _check_used([*(layout.name for layout in layouts), *(name for name, _ in named)], grads, model.kind)
             parts = [paddle.reshape(g, [-1]) for g in grads[len(pulled) :]]
             parts += [paddle.reshape(loss, [1]), paddle.reshape(paddle.sum(weight_B1), [1])]
             flat = paddle.concat(parts)
@@ -147,6 +149,8 @@ class DenseProgram:
     def _inputs(self, num_dense: int) -> tuple[list[Variable], ModelInputs]:
         static = paddle.static
         pulled, groups, first_order, sequences = [], [], [], {}
+        names: list[Sequence[str]] = []
+        index: dict[str, Variable] = {}
         for layout in self._layouts:
             emb_UW = static.data(f"{layout.name}/rows", [-1, layout.pull_width], "float32")
             emb_UW.stop_gradient = False
@@ -159,6 +163,8 @@ class DenseProgram:
                 flat = paddle.reshape(index_BF, [-1])
                 shape = [-1, len(layout.single)]
                 groups.append(paddle.reshape(paddle.gather(vector_PW, flat), [*shape, layout.width]))
+                names.append(layout.single)
+                index.update((name, index_BF[:, at : at + 1]) for at, name in enumerate(layout.single))
                 if order_P1 is not None:
                     weight_BF = paddle.reshape(paddle.gather(order_P1, flat), shape)
                     first_order.append(paddle.sum(weight_BF, axis=1, keepdim=True))
@@ -176,6 +182,7 @@ class DenseProgram:
                 total_B1 = paddle.sum(scale_BL, axis=1, keepdim=True)
                 divisor_B1 = paddle.where(total_B1 == 0, paddle.ones_like(total_B1), total_B1)
                 pooled_BW = paddle.sum(emb_BLW, axis=1)
+                names.append([feature.name])
                 groups.append(
                     paddle.unsqueeze(pooled_BW / divisor_B1 if feature.pooling == "mean" else pooled_BW, axis=1)
                 )
@@ -188,7 +195,7 @@ class DenseProgram:
             first_order_B1 = paddle.add_n(first_order) if len(first_order) > 1 else first_order[0]
         else:
             first_order_B1 = paddle.zeros([1, 1], "float32")
-        return pulled, ModelInputs(dense_BD, groups, first_order_B1, sequences)
+        return pulled, ModelInputs(dense_BD, groups, names, first_order_B1, sequences, index)
 
     def _build_apply(self, named: list[tuple[str, Any]], config: DenseOptimizerConfig) -> Any:
         self._apply, startup = paddle.static.Program(), paddle.static.Program()
@@ -304,6 +311,15 @@ def _building(main: Any, startup: Any, prefix: str) -> Iterator[None]:
         # a reminder of Paddle 1's broadcasting, at every operator between [B, X] and [B, 1]
         warnings.filterwarnings("ignore", message=r"[\s\S]*has been unified with", category=DeprecationWarning)
         yield
+
+
+def _check_used(names: list[str], grads: list[Variable | None], kind: str) -> None:
+    unused = [name for name, grad in zip(names, grads, strict=True) if grad is None]
+    if unused:
+        raise ValueError(
+            f"model {kind}: the loss does not depend on {', '.join(unused)}. Every table and parameter must take part "
+            "in it: leave unused features out of the job, unused layers out of the model."
+        )
 
 
 def _seed_initializers(startup: Any, seed: int) -> None:

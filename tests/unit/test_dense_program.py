@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.batch import Batch, TableKeys
-from trainer.models import ModelConfig
+from trainer.models import parse_model
 from trainer.program import DenseProgram, ListFeature, TableLayout
 from trainer.settings import DenseOptimizerConfig
 
@@ -104,7 +104,7 @@ def _program(kind: str, **optimizer: float) -> DenseProgram:
         LAYOUTS,
         num_dense=D,
         num_labels=1,
-        model=ModelConfig(kind=kind, tower=(5, 4)),
+        model=parse_model({"kind": kind} | ({"tower": [5, 4]} if kind == "deepfm" else {})),
         optimizer=DenseOptimizerConfig(**optimizer),
         seed=11,
         rank=0,
@@ -199,7 +199,7 @@ def test_dropout_differs_by_step_and_trainer_and_repeats_with_the_seed() -> None
             LAYOUTS,
             num_dense=D,
             num_labels=1,
-            model=ModelConfig(kind="deepfm", tower=(50, 40), dropout=0.5),
+            model=parse_model({"kind": "deepfm", "tower": [50, 40], "dropout": 0.5}),
             optimizer=DenseOptimizerConfig(),
             seed=11,
             rank=rank,

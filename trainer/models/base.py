@@ -1,6 +1,7 @@
-"""What a model sees and what it returns.
+"""What a model sees and what it returns, and the layers that several models share.
 
-Legend: B batch rows, F pooled sparse features, W embedding width, L ids of a sequence, D dense columns, X all floats.
+Legend: B batch rows, F pooled sparse features, W embedding width, L ids of a sequence, D dense columns, X all floats,
+Y labels, H hidden units.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import paddle
+from pydantic import BaseModel
 
 Variable = Any  # a symbolic tensor of a static program
 
@@ -21,16 +24,18 @@ class FeatureSpec:
 
     Attributes:
         num_dense: D.
-        fields: pooled sparse features in the job's order, name -> embedding width W.
+        fields: pooled sparse features, name -> embedding width W, in the order of `ModelInputs.flat_BX`.
         sequences: features with `pooling: none`, name -> embedding width W.
-        first_order: names of the fields whose table keeps a first-order weight.
+        tables: every feature's table.
+        single: names of the fields with at most one id a row.
         num_labels: targets a row.
     """
 
     num_dense: int
     fields: Mapping[str, int]
     sequences: Mapping[str, int] = field(default_factory=dict)
-    first_order: Sequence[str] = ()
+    tables: Mapping[str, str] = field(default_factory=dict)
+    single: Sequence[str] = ()
     num_labels: int = 1
 
     @property
@@ -45,7 +50,7 @@ class FeatureSpec:
             raise ValueError(
                 f"this model multiplies embeddings with each other, so all features need one table width; got widths "
                 f"{widths or 'none (no sparse feature)'}. Give their tables the same `width`, or take a model without "
-                "interactions (lr)."
+                "such products (lr, wide_deep, dcn)."
             )
         return widths[0]
 
@@ -53,6 +58,28 @@ class FeatureSpec:
     def flat_width(self) -> int:
         """Floats a row in `ModelInputs.flat_BX`: all field embeddings and the dense columns."""
         return sum(self.fields.values()) + self.num_dense
+
+    def known(self, names: Sequence[str], key: str) -> None:
+        """Check names of pooled features that a job gives under `key`.
+
+        Raises:
+            ValueError: a name is no pooled feature.
+        """
+        for name in names:
+            if name not in self.fields:
+                raise ValueError(f"{key}: {name!r} is no pooled feature; there are {', '.join(self.fields) or 'none'}")
+
+    def one_label(self, kind: str) -> None:
+        """Refuse several labels.
+
+        Raises:
+            ValueError: the job has more than one label.
+        """
+        if self.num_labels != 1:
+            raise ValueError(
+                f"model {kind} takes one label, data.labels has {self.num_labels}. Leave one, or take a model for "
+                "several (shared_bottom, mmoe, ple, esmm)."
+            )
 
 
 @dataclass(frozen=True)
@@ -70,14 +97,19 @@ class ModelInputs:
     Attributes:
         dense_BD: transformed dense columns, None when the job has none.
         groups: pooled embeddings as arrays [B, F_i, W_i]; features of one table and kind lie together.
+        names: the features of each group.
         first_order_B1: sum of the first-order weights of all features of the row; zeros where no table has them.
         sequences: features with `pooling: none`.
+        index: single-valued features' positions among the batch's keys of their table, int32 [B, 1], 0 for no id. Equal
+            numbers are equal ids within one batch and table, and mean nothing else.
     """
 
     dense_BD: Variable | None
     groups: Sequence[Variable]
+    names: Sequence[Sequence[str]]
     first_order_B1: Variable
     sequences: Mapping[str, SequenceInput]
+    index: Mapping[str, Variable]
 
     @property
     def fields_BFW(self) -> Variable:
@@ -87,48 +119,94 @@ class ModelInputs:
     @property
     def flat_BX(self) -> Variable:
         """All pooled embeddings and dense columns, side by side."""
-        parts = [paddle.flatten(g, start_axis=1) for g in self.groups]
-        if self.dense_BD is not None:
-            parts.append(self.dense_BD)
-        return parts[0] if len(parts) == 1 else paddle.concat(parts, axis=1)
+        return side_by_side([*(paddle.flatten(g, start_axis=1) for g in self.groups), self.dense_BD])
+
+    def field_BW(self, name: str) -> Variable:
+        """The pooled embedding of one feature."""
+        for group, names in zip(self.groups, self.names, strict=True):
+            if name in names:
+                return group[:, list(names).index(name)]
+        raise KeyError(name)
 
 
 class Model(paddle.nn.Layer):  # type: ignore[misc]
-    """A dense part. Subclasses take (spec, config) and map `ModelInputs` to logits [B, num_labels]."""
+    """A dense part. Subclasses take (spec, config) and map `ModelInputs` to logits [B, num_labels].
+
+    Every parameter must take part in the loss. Layers whose training step depends on other rows' statistics (batch
+    normalisation) would differ between trainers: README.md says why there are none.
+    """
+
+    uses_sequences: ClassVar[bool] = False
+    """Whether the model reads `ModelInputs.sequences`."""
+
+    Options: ClassVar[type[BaseModel] | None] = None
+    """Of a model in a user's own module: what `model.options` may hold."""
 
     def forward(self, inputs: ModelInputs) -> Variable:
         """Log-odds of each label, [B, num_labels]."""
         raise NotImplementedError
 
+    def loss(self, inputs: ModelInputs, logit_BY: Variable, label_BY: Variable) -> Variable:
+        """Loss of each row, [B, 1], before the row's weight. By default the logistic loss, summed over labels."""
+        return logistic_loss_B1(logit_BY, label_BY)
+
 
 class Tower(paddle.nn.Layer):  # type: ignore[misc]
-    """Fully connected layers with ReLU and dropout, then a linear output.
+    """Fully connected layers with ReLU and dropout, then a linear output unless `num_outputs` is None.
 
     Weights start as in He et al., 2015 (fan-in normal), biases at zero.
     """
 
-    def __init__(self, num_inputs: int, units: Sequence[int], num_outputs: int, dropout: float) -> None:
+    def __init__(
+        self,
+        num_inputs: int,
+        units: Sequence[int],
+        num_outputs: int | None,
+        *,
+        dropout: float = 0.0,
+        norm: str = "none",
+    ) -> None:
         super().__init__()
         sizes = [num_inputs, *units]
         self.hidden = paddle.nn.LayerList([linear(a, b) for a, b in pairwise(sizes)])
-        self.output = linear(sizes[-1], num_outputs)
+        self.norms = paddle.nn.LayerList([paddle.nn.LayerNorm(n) for n in units]) if norm == "layer" else None
+        self.output = None if num_outputs is None else linear(sizes[-1], num_outputs)
         self.dropout = paddle.nn.Dropout(dropout) if dropout else None
+        self.num_outputs = sizes[-1] if num_outputs is None else num_outputs
 
     def forward(self, x_BX: Variable) -> Variable:
-        for layer in self.hidden:
-            x_BX = paddle.nn.functional.relu(layer(x_BX))
+        for position, layer in enumerate(self.hidden):
+            x_BX = layer(x_BX)
+            if self.norms is not None:
+                x_BX = self.norms[position](x_BX)
+            x_BX = paddle.nn.functional.relu(x_BX)
             if self.dropout is not None:
                 x_BX = self.dropout(x_BX)
-        return self.output(x_BX)
+        return x_BX if self.output is None else self.output(x_BX)
 
 
-def linear(num_inputs: int, num_outputs: int) -> paddle.nn.Linear:
+def linear(num_inputs: int, num_outputs: int, *, bias: bool = True) -> paddle.nn.Linear:
     """A linear layer with fan-in normal weights and a zero bias."""
     return paddle.nn.Linear(
         num_inputs,
         num_outputs,
         weight_attr=paddle.ParamAttr(initializer=paddle.nn.initializer.KaimingNormal(fan_in=num_inputs)),
+        bias_attr=None if bias else False,
     )
+
+
+def side_by_side(parts: Sequence[Variable | None]) -> Variable:
+    """Arrays [B, X_i] as one [B, X]; None stands for nothing."""
+    present = [part for part in parts if part is not None]
+    return present[0] if len(present) == 1 else paddle.concat(present, axis=1)
+
+
+def logistic_loss_B1(logit_BY: Variable, label_BY: Variable, label_weights: Sequence[float] = ()) -> Variable:
+    """Negative log-likelihood of the labels, summed over labels with their weights, [B, 1]."""
+    loss_BY = paddle.nn.functional.binary_cross_entropy_with_logits(logit_BY, label_BY, reduction="none")
+    if label_weights:
+        loss_BY = loss_BY * paddle.assign(np.asarray([label_weights], np.float32))
+    return paddle.sum(loss_BY, axis=1, keepdim=True)
 
 
 def pairwise_B1(fields_BFW: Variable) -> Variable:

@@ -164,8 +164,8 @@ class FinalMLPConfig(_Tower):
     heads: int = Field(default=1, ge=1)
     """Blocks of the bilinear fusion. Must divide the last layer of both streams."""
 
-    gate: Units = ()
-    """Hidden layers of the feature gates; with `gate_context` or `second_gate_context` they choose inputs per stream."""
+    gate: Units | None = None
+    """Hidden layers of the gates that choose each stream's inputs (`[]`: none of them). None: no gates."""
 
     gate_context: tuple[str, ...] = ()
     """Features that steer the first stream's gate. Empty: a learnt vector."""
@@ -203,7 +203,7 @@ class DIENConfig(_Sequences):
     """Model by name."""
 
     auxiliary_weight: float = Field(default=0.0, ge=0)
-    """Weight of the auxiliary loss: each state tells the next id from the one in the next row of the batch."""
+    """Weight of the auxiliary loss: each state tells the next id from that of another row of the batch."""
 
 
 class TwoTowerConfig(_Tower):
@@ -218,7 +218,7 @@ class TwoTowerConfig(_Tower):
     """Units of each hidden layer of both towers."""
 
     item: tuple[str, ...] = Field(min_length=1)
-    """Features of the item; the first is its identity and single-valued. All others, and dense columns, are the user's."""
+    """Features of the item; the first is its identity, single-valued. All others and dense columns are the user's."""
 
     width: int = Field(default=32, ge=1)
     """Floats of a tower's output, normalised to length 1."""
@@ -227,7 +227,7 @@ class TwoTowerConfig(_Tower):
     """Scores are the cosine divided by this."""
 
     loss: Literal["in_batch_softmax", "pointwise"] = "in_batch_softmax"
-    """`in_batch_softmax`: each positive row's item against all items of the batch. `pointwise`: logistic loss of each row."""
+    """`in_batch_softmax`: each positive row's item against all items of the batch. `pointwise`: logistic loss."""
 
 
 class _MultiTask(ModelConfig):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from trainer.models.base import FeatureSpec, ModelInputs, Variable, pairwise_B1
-from trainer.models.config import ModelConfig
+from trainer.models.config import FMConfig
 from trainer.models.lr import LogisticRegression
 
 
 class FactorizationMachine(LogisticRegression):
     """Second-order FM over the sparse features; dense columns enter linearly (Rendle, 2010)."""
 
-    def __init__(self, spec: FeatureSpec, config: ModelConfig) -> None:
+    def __init__(self, spec: FeatureSpec, config: FMConfig) -> None:
         super().__init__(spec, config)
         _ = spec.width  # refuses mixed widths before training
 
