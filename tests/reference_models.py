@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass
 class Row:
-    """One row: embeddings by feature in order, sum of first-order weights, dense columns, sequences, ids of features."""
+    """One row: embeddings by feature in order, first-order weights summed, dense columns, sequences, feature ids."""
 
     fields: dict[str, np.ndarray]
     first_order: float

@@ -188,7 +188,7 @@ def test_forward_loss_and_gradients(case: dict) -> None:
 def test_any_number_of_rows_and_no_ids_at_all(kind: str) -> None:
     case = {"kind": kind, **({"item": ["i1"]} if kind == "two_tower" else {})}
     layers = {"tower", "bottom", "expert", "attention", "second_tower"} & set(KINDS[kind].model_fields)
-    case |= dict.fromkeys(layers, [4])
+    case |= {key: [4] for key in layers}
     num_labels = 2 if kind in MULTI_TASK else 1
     program = program_of(parse_model(case), num_labels)
     for rows in (1, 3):
