@@ -1,0 +1,124 @@
+"""``paddlewheel status``: what a running job is doing, asked of its coordinator."""
+
+import asyncio
+import json as json_module
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from deploy.cli.arguments import Json
+
+if TYPE_CHECKING:
+    from trainer.coordinator import coordinator_pb2 as pb
+
+_ANSWER_SECONDS = 5.0
+
+
+class NoCoordinatorError(ConnectionError):
+    """Nobody answers there as a coordinator."""
+
+
+def status(
+    address: Annotated[str, Parameter(help="HOST:PORT of the coordinator; `train` prints it, and so does its log.")],
+    *,
+    watch: Annotated[
+        bool, Parameter(negative=(), help="Go on until the job is over; a bar on a terminal, else log lines.")
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Show what a running job is doing: phase, progress, and every role's state.
+
+    Exit code 0; with --watch that of the job; 75 when nobody answers.
+    """
+    return asyncio.run(_watch(address) if watch else _show(address, json=json))
+
+
+async def _show(address: str, *, json: bool) -> int:
+    import grpc
+    from google.protobuf.json_format import MessageToDict
+
+    from trainer.coordinator import coordinator_pb2 as pb
+    from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+    from trainer.coordinator.security import Security
+
+    security = Security.from_environment()
+    async with security.channel(address) as channel:
+        stub = pb_grpc.CoordinatorStub(channel)
+        try:
+            found = await stub.GetStatus(pb.StatusRequest(), metadata=security.metadata, timeout=_ANSWER_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise _unreachable(address, error) from None
+    if json:
+        data: dict[str, Any] = MessageToDict(found, preserving_proto_field_name=True)
+        for key in ("progress_json", "result_json"):
+            if text := data.pop(key, ""):
+                data[key.removesuffix("_json")] = json_module.loads(text)
+        print(json_module.dumps(data, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(_lines(found)))
+    return 0
+
+
+async def _watch(address: str) -> int:
+    import grpc
+
+    from deploy.display import choose_display
+    from trainer.coordinator import coordinator_pb2 as pb
+    from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+    from trainer.coordinator.security import Security
+
+    security = Security.from_environment()
+    display = None
+    seen, last = 0, None
+    try:
+        async with security.channel(address) as channel:
+            stub = pb_grpc.CoordinatorStub(channel)
+            async for last in stub.WatchStatus(pb.StatusRequest(min_interval_seconds=0.5), metadata=security.metadata):
+                display = display or choose_display()
+                for entry in last.entries:
+                    if entry.number > seen:
+                        seen = entry.number
+                        if entry.level != "debug":
+                            display.note(entry.level, entry.text)
+                display.update(last)
+    except grpc.aio.AioRpcError as error:
+        if last is None or not last.over:
+            raise _unreachable(address, error) from None
+    finally:
+        if display is not None:
+            display.close()
+    if last is None or not last.over:
+        raise NoCoordinatorError(f"the coordinator at {address} went away before the job was over")
+    print("\n".join(_lines(last)))
+    return int(last.outcome.exit_code)
+
+
+def _unreachable(address: str, error: Any) -> NoCoordinatorError:
+    return NoCoordinatorError(f"no coordinator answers at {address}: {error.code().name.lower()}, {error.details()}")
+
+
+def _lines(found: "pb.JobStatus") -> Iterator[str]:
+    from deploy.display import duration, progress_of
+    from trainer.coordinator import coordinator_pb2 as pb
+
+    attempt = f", incarnation {found.incarnation}" if found.incarnation > 1 else ""
+    yield f"{found.name} ({found.mode}): {found.phase} for {duration(found.elapsed_seconds)}{attempt}"
+    said = progress_of(found)
+    if said.get("total_rows"):
+        rate = f"{said['rows_per_second']:,.0f} rows/s" if said.get("rows_per_second") else "no rate yet"
+        left = f", {duration(said['seconds_left'])} left" if said.get("seconds_left") is not None else ""
+        named = {"loss": "loss", "AUC": "auc"}
+        scores = "".join(f", {name} {said[key]:.4f}" for name, key in named.items() if said.get(key) is not None)
+        yield f"{said['rows']:,} of {said['total_rows']:,} rows, {rate}{scores}{left}"
+    for member in found.members:
+        role = pb.Role.Name(member.role).removeprefix("ROLE_").lower()
+        where = f"{member.host}:{member.port}" if member.port else member.host
+        memory = f", {member.child_memory_bytes / (1 << 20):,.0f} MiB" if member.child_memory_bytes else ""
+        yield f"{role} {member.rank}: {member.state} on {where or 'no machine yet'}{memory}"
+    if found.checkpoint.path:
+        yield f"checkpoint: {found.checkpoint.path}, {duration(found.checkpoint.age_seconds)} ago"
+    if found.over:
+        yield f"over with exit code {found.outcome.exit_code}" + (
+            f": {found.outcome.cause}" if found.outcome.cause else ""
+        )
