@@ -129,6 +129,12 @@ class TableConfig(_Frozen):
         description="Parts of the table; a multiple of the number of servers. null: chosen.",
     )
 
+    @model_validator(mode="after")
+    def _something_scores(self) -> TableConfig:
+        if not self.unclicked_weight + self.clicked_weight:
+            raise ValueError("unclicked_weight and clicked_weight are both 0: then no key ever has a score")
+        return self
+
     @property
     def pull_width(self) -> int:
         """Floats of one pulled row: the first-order weight, if the table has one, then the embedding."""

@@ -1,0 +1,79 @@
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from pserver import config as config_module
+from pserver.config import Adam, TableConfig, table_id, table_ids
+
+
+def test_defaults():
+    table = TableConfig()
+    assert (table.width, table.pull_width, table.optimizer.rule, table.admission) == (16, 17, "adagrad", None)
+    assert TableConfig(first_order=False).pull_width == 16
+
+
+@pytest.mark.parametrize(
+    ("num_servers", "expected"), [(1, 120), (2, 120), (3, 120), (7, 126), (9, 126), (64, 128), (120, 120), (121, 121)]
+)
+def test_chosen_shards_are_a_multiple_of_the_servers(num_servers, expected):
+    assert TableConfig().num_shards(num_servers) == expected
+
+
+def test_given_shards_must_be_a_multiple_of_the_servers():
+    assert TableConfig(shards=12).num_shards(4) == 12
+    with pytest.raises(ValueError, match="use 10 or 15"):
+        TableConfig(shards=12).num_shards(5)
+    with pytest.raises(ValueError, match="use 16 or 16"):
+        TableConfig(shards=12).num_shards(16)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"width": 0},
+        {"widht": 4},
+        {"optimizer": {"rule": "adagrad", "beta1": 0.9}},
+        {"optimizer": {"rule": "ftrl"}},
+        {"optimizer": {"rule": "sgd", "learning_rate": 0}},
+        {"optimizer": {"rule": "sgd", "weight_bounds": [0.1, 1]}},
+        {"admission": 0},
+        {"admission": 3, "unclicked_weight": 0.0, "clicked_weight": 0.0},
+        {"lifecycle": {"show_click_decay": 0}},
+    ],
+)
+def test_what_makes_no_sense_is_refused(bad):
+    with pytest.raises(ValidationError):
+        TableConfig.model_validate(bad)
+
+
+def test_rules_are_told_apart_and_survive_json():
+    for rule in ("sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared"):
+        table = TableConfig.model_validate({"optimizer": {"rule": rule, "learning_rate": 0.25}})
+        assert table.optimizer.rule == rule
+        assert TableConfig.model_validate_json(table.model_dump_json()) == table
+    assert isinstance(TableConfig(optimizer={"rule": "adam_shared"}).optimizer, Adam)
+
+
+def test_every_field_is_described():
+    def fields(schema):
+        for name, definition in schema.get("$defs", {}).items():
+            yield from ((f"{name}.{k}", v) for k, v in definition.get("properties", {}).items() if k != "rule")
+        yield from schema["properties"].items()
+
+    undescribed = [name for name, field in fields(TableConfig.model_json_schema()) if not field.get("description")]
+    assert not undescribed
+
+
+def test_table_ids_never_change():
+    """They are the names of folders in checkpoints."""
+    assert (table_id("default"), table_id("item")) == (1667104991, 521872670)
+
+
+def test_two_names_with_one_id_are_refused(monkeypatch):
+    monkeypatch.setattr(config_module, "table_id", lambda _: 7)
+    with pytest.raises(ValueError, match="'a' and 'b'"):
+        table_ids({"a": TableConfig(), "b": TableConfig()})
+
+
+def test_tables_are_a_dictionary():
+    tables = TypeAdapter(config_module.Tables).validate_python({"a": {}, "b": {"width": 3}})
+    assert tables["b"].width == 3
