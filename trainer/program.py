@@ -9,6 +9,7 @@ Y labels, N floats of the flat gradient.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,6 +91,15 @@ def feature_spec(layouts: Sequence[TableLayout], num_dense: int, num_labels: int
     return FeatureSpec(num_dense, fields, sequences, tables, single, num_labels)
 
 
+def clipped_scale(flat_N: Floats, total_weight: float, clip_norm: float | None) -> float:
+    """What turns the summed gradient into the mean one, with at most `clip_norm` as its norm (Pascanu et al., 2013)."""
+    scale = 1.0 / total_weight
+    if clip_norm is None:
+        return scale
+    norm = math.sqrt(float(np.sum(np.square(flat_N, dtype=np.float64)))) * scale
+    return scale * min(1.0, clip_norm / norm) if norm > 0 else scale
+
+
 class DenseProgram:
     """Parameters, optimizer state and the programs over them. One per process; call from one thread.
 
@@ -114,7 +124,7 @@ class DenseProgram:
         rank: int,
     ) -> None:
         paddle.enable_static()
-        self._layouts = layouts
+        self._layouts, self._config = layouts, optimizer
         self._scope = paddle.static.Scope()
         self._executor = paddle.static.Executor(paddle.CPUPlace())
         self._main, startup = paddle.static.Program(), paddle.static.Program()
@@ -207,7 +217,8 @@ class DenseProgram:
             for (_, param), size in zip(named, self.sizes.values(), strict=True):
                 twin = block.create_parameter(name=param.name, shape=list(param.shape), dtype="float32")
                 twin.optimize_attr = param.optimize_attr
-                pairs.append((twin, paddle.reshape(flat[offset : offset + size] * scale, param.shape)))
+                gradient = paddle.reshape(flat[offset : offset + size] * scale, param.shape)
+                pairs.append((twin, gradient + config.l2 * twin if config.l2 and len(param.shape) > 1 else gradient))
                 offset += size
             adam = paddle.optimizer.AdamW(
                 config.learning_rate,
@@ -218,6 +229,7 @@ class DenseProgram:
                 apply_decay_param_fun={p.name for _, p in named if len(p.shape) > 1}.__contains__,
             )
             adam.apply_gradients(pairs)
+            self._rate = adam._global_learning_rate().name  # noqa: SLF001  as for the moments below
         for kind, by_param in adam._accumulators.items():  # noqa: SLF001  the only way to their names
             for name, param in named:
                 self._variables[f"adam/{kind}/{name}"] = by_param[param.name].name
@@ -253,20 +265,28 @@ class DenseProgram:
         }
         return Gradients(flat, by_table, logit)
 
-    def apply(self, flat_N: Floats, total_weight: float) -> None:
-        """One Adam step with the gradient `flat_N / total_weight`, [num_floats]."""
-        scale = np.array([1.0 / total_weight], np.float32)
-        self._run(self._apply, {"flat": flat_N, "scale": scale}, [])
+    def apply(self, flat_N: Floats, total_weight: float, *, rate_factor: float = 1.0) -> None:
+        """One Adam step with the gradient `flat_N / total_weight`, [num_floats], clipped as the job says.
+
+        Args:
+            flat_N: summed over all trainers, the same on each of them.
+            total_weight: summed weight of all rows.
+            rate_factor: what the schedule makes of the learning rate in this step.
+        """
+        scale = clipped_scale(flat_N, total_weight, self._config.clip_norm)
+        rate = np.array([self._config.learning_rate * rate_factor], np.float32)
+        self._tensor(self._rate).set(rate, paddle.CPUPlace())
+        self._run(self._apply, {"flat": flat_N, "scale": np.array([scale], np.float32)}, [])
 
     def predict(self, batch: Any, rows: Mapping[str, Floats]) -> Floats:
         """Log-odds [B, Y], without dropout."""
         (logit_BY,) = self._run(self._predict, self.feed(batch, rows), [self._logit])
         return logit_BY
 
-    def _run(self, program: Any, feed: dict[str, NDArray[Any]], fetch: list[Variable]) -> list[Floats]:
+    def _run(self, program: Any, feed: dict[str, NDArray[Any]], fetch: list[Variable]) -> list[Any]:
         known = {k: v for k, v in feed.items() if program.global_block().has_var(k)}
         with paddle.static.scope_guard(self._scope):
-            result: list[Floats] = self._executor.run(program, feed=known, fetch_list=fetch)
+            result: list[Any] = self._executor.run(program, feed=known, fetch_list=fetch)
         return result
 
     def state(self) -> dict[str, NDArray[Any]]:

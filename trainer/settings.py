@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainer.schedule import ScheduleConfig
+
 
 class DenseOptimizerConfig(BaseModel):
     """Adam on the dense parameters, the same on every trainer (Kingma and Ba, 2015; Loshchilov and Hutter, 2019)."""
@@ -24,6 +26,15 @@ class DenseOptimizerConfig(BaseModel):
 
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled decay of weight matrices (not of biases), per step and relative to the learning rate."""
+
+    l2: float = Field(default=0.0, ge=0)
+    """L2 penalty on weight matrices (not on biases): l2 / 2 * their squares, added to the mean loss."""
+
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Largest norm of the whole dense gradient, of all trainers' rows together; a larger one is scaled down to it."""
+
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Warm-up and decay of the learning rate. Tables keep theirs: the servers hold it."""
 
 
 class TrainConfig(BaseModel):

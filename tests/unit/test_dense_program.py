@@ -9,7 +9,7 @@ import pytest
 
 from data_pipeline.batch import Batch, TableKeys
 from trainer.models import parse_model
-from trainer.program import DenseProgram, ListFeature, TableLayout
+from trainer.program import DenseProgram, ListFeature, TableLayout, clipped_scale
 from trainer.settings import DenseOptimizerConfig
 
 B, D, W, U = 6, 3, 4, 9
@@ -134,27 +134,43 @@ def test_forward_and_all_gradients(kind: str) -> None:
     assert offset == program.num_floats == len(result.flat_N) - 2
 
 
-def test_apply_is_adam_with_decoupled_decay() -> None:
+def test_apply_is_adam_with_decoupled_decay_l2_clipping_and_schedule() -> None:
     rng = np.random.default_rng(6)
-    program = _program("deepfm", learning_rate=0.01, beta1=0.8, beta2=0.9, epsilon=1e-6, weight_decay=0.1)
+    program = _program(
+        "deepfm", learning_rate=0.01, beta1=0.8, beta2=0.9, epsilon=1e-6, weight_decay=0.1, l2=0.05, clip_norm=2.0
+    )
     weights = {k: v.astype(np.float64) for k, v in program.parameters().items()}
     first = {k: np.zeros(v.shape) for k, v in weights.items()}
     second = {k: np.zeros(v.shape) for k, v in weights.items()}
-    for step in range(1, 5):
-        flat = rng.standard_normal(program.num_floats).astype(np.float32)
-        program.apply(flat, 7.0)
+    clipped = []
+    for step, (size_of_gradient, factor) in enumerate([(1.0, 0.5), (3.0, 1.0), (0.1, 0.7), (2.0, 0.1)], start=1):
+        flat = (size_of_gradient * rng.standard_normal(program.num_floats)).astype(np.float32)
+        program.apply(flat, 7.0, rate_factor=factor)
+        mean = flat.astype(np.float64) / 7.0
+        norm = np.linalg.norm(mean)
+        clipped.append(norm > 2.0)
+        mean *= min(1.0, 2.0 / norm)
         offset = 0
         for name, size in program.sizes.items():
-            gradient = flat[offset : offset + size].astype(np.float64).reshape(weights[name].shape) / 7.0
+            gradient = mean[offset : offset + size].reshape(weights[name].shape)
             offset += size
+            if weights[name].ndim > 1:
+                gradient = gradient + 0.05 * weights[name]
             first[name] = 0.8 * first[name] + 0.2 * gradient
             second[name] = 0.9 * second[name] + 0.1 * gradient**2
             if weights[name].ndim > 1:
-                weights[name] *= 1 - 0.01 * 0.1
-            rate = 0.01 * np.sqrt(1 - 0.9**step) / (1 - 0.8**step)
+                weights[name] *= 1 - 0.01 * factor * 0.1
+            rate = 0.01 * factor * np.sqrt(1 - 0.9**step) / (1 - 0.8**step)
             weights[name] -= rate * first[name] / (np.sqrt(second[name]) + 1e-6 * np.sqrt(1 - 0.9**step))
+    assert set(clipped) == {True, False}
     for name, value in program.parameters().items():
         np.testing.assert_allclose(value, weights[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_clipping_leaves_a_zero_gradient_alone() -> None:
+    assert clipped_scale(np.zeros(3, np.float32), 4.0, 1.0) == 0.25
+    assert clipped_scale(np.full(4, 6.0, np.float32), 4.0, None) == 0.25
+    assert clipped_scale(np.full(4, 6.0, np.float32), 4.0, 1.5) == 0.125  # norm 12 / 4 = 3
 
 
 def test_state_moves_to_another_program_exactly() -> None:
