@@ -32,7 +32,9 @@ _COMMANDS = {
     "data": ("deploy.cli.data:app", "Prepare, generate and check data."),
     "job": ("deploy.cli.job:app", "Look at a job file: its keys, its values, whether it can run."),
     "checkpoint": ("deploy.cli.checkpoint:app", "List and verify checkpoints."),
+    "status": ("deploy.cli.status:status", "Show what a running job is doing."),
     "role": ("deploy.cli.role:app", "Run one role of a job: what a container or another machine starts."),
+    "bench": ("deploy.cli.bench:app", "Measure speed on this machine, next to peers and ceilings."),
     "doctor": ("deploy.cli.doctor:doctor", "Say what this environment has and lacks, with a remedy for each."),
     "version": ("deploy.cli.doctor:version", "Print the versions that matter in a bug report."),
 }

@@ -1,0 +1,249 @@
+"""``paddlewheel bench ...``: measured speed, next to peers and ceilings, with what is needed to judge the figures."""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from deploy.cli.arguments import Json, Overrides, answer
+from deploy.cli.data import Rows
+
+if TYPE_CHECKING:
+    from trainer.benchmark.report import Report
+    from trainer.benchmark.runs import Options
+
+app = App(name="bench", help="Measure speed on this machine, next to peers and ceilings; compare two measurements.")
+
+System = Literal["paddlewheel", "paddle-fleet", "torch-fp32", "torch-bf16"]
+_SYSTEMS: tuple[System, ...] = ("paddlewheel", "paddle-fleet", "torch-fp32", "torch-bf16")
+
+Repeat = Annotated[int, Parameter(help="Repetitions of every case, run in turns.")]
+Passes = Annotated[int, Parameter(help="Passes over the rows in a repetition; the first warms up and does not count.")]
+Threads = Annotated[int | None, Parameter(help="Compute threads of the trainer. By default one for each core.")]
+Seed = Annotated[int, Parameter(help="Fixes the rows.")]
+Out = Annotated[
+    Path | None,
+    Parameter(
+        help="Folder for results.json, results.md and, with matplotlib, results.png. Without it nothing is kept."
+    ),
+]
+Work = Annotated[
+    Path | None,
+    Parameter(help="Folder where data sets are kept for the next run. By default in the folder for temporary files."),
+]
+Many = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
+
+
+def _options(
+    rows: int, seed: int, repeat: int, passes: int, threads: int | None, work: Path | None, overrides: tuple[str, ...]
+) -> "Options":
+    import os
+
+    from trainer.benchmark.runs import Options
+    from trainer.benchmark.workload import Workload
+
+    if passes < 2 or repeat < 1:
+        raise ValueError(
+            f"--passes {passes} --repeat {repeat}: at least 2 passes (the first warms up) and 1 repetition"
+        )
+    return Options(
+        Workload(rows=rows, seed=seed),
+        repeat=repeat,
+        passes=passes,
+        threads=threads or len(os.sched_getaffinity(0)),
+        work_directory=(work or Path(tempfile.gettempdir(), "paddlewheel-bench")).absolute(),
+        overrides=overrides,
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _finish(measuring: "Coroutine[Any, Any, Report]", out: Path | None, *, json: bool) -> None:
+    report = asyncio.run(measuring)
+    if out is not None:
+        for path in report.write(out):
+            _say(f"wrote {path}")
+    answer(report.to_json(), json=json, text=report.markdown)
+
+
+@app.command
+def train(
+    *,
+    rows: Rows = 200_000,
+    batch: Many = (2048, 512),
+    repeat: Repeat = 3,
+    passes: Passes = 2,
+    servers: int = 1,
+    trainers: int = 1,
+    only: Annotated[tuple[System, ...], Parameter(consume_multiple=True, negative=())] = _SYSTEMS,
+    ceilings: bool = True,
+    torch_python: Path | None = None,
+    threads: Threads = None,
+    seed: Seed = 1,
+    work: Work = None,
+    out: Out = None,
+    overrides: Overrides = (),
+    json: Json = False,
+) -> None:
+    """Samples/s end to end on a DeepFM with 26 slots x (1 + 16), 13 dense columns and a tower of 400-400-400.
+
+    Ours reads Parquet and runs with real servers. Next to it, in turns: Paddle's own path (fleet's asynchronous
+    parameter server fed by QueueDataset from text) and, where it is installed, PyTorch with its tables in memory.
+
+    Parameters
+    ----------
+    rows
+        Rows of one pass, such as 200k or 1m.
+    batch
+        Rows a step; several make several cases.
+    servers
+        Parameter servers of ours and of Paddle's own path.
+    trainers
+        Trainers of ours; the peers have one.
+    only
+        Systems to run.
+    ceilings
+        Also measure what reading, the exchange with the servers and the dense part would each allow alone.
+    torch_python
+        A Python that has torch, pyarrow and numpy. Without it PyTorch does not run.
+    """
+    from trainer.benchmark import runs
+
+    options = _options(rows, seed, repeat, passes, threads, work, overrides)
+    measuring = runs.train(
+        options,
+        batches=batch,
+        only=only,
+        servers=servers,
+        trainers=trainers,
+        torch_python=torch_python,
+        ceilings=ceilings,
+        say=_say,
+    )
+    _finish(measuring, out, json=json)
+
+
+@app.command
+def ps(
+    *,
+    keys: Many = (2_000, 20_000, 100_000),
+    width: Many = (16,),
+    servers: Many = (1, 2),
+    table_keys: Rows = 1_000_000,
+    repeat: Repeat = 3,
+    passes: Passes = 2,
+    seed: Seed = 1,
+    work: Work = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Keys/s of pulls and pushes, by keys in a call, width and servers, and what the loopback device would allow.
+
+    Parameters
+    ----------
+    keys
+        Keys in a call.
+    width
+        Floats of an embedding, beside the first-order weight.
+    servers
+        Parameter servers.
+    table_keys
+        Keys in the table, such as 1m.
+    """
+    from trainer.benchmark import runs
+
+    if max(keys) > table_keys:
+        raise ValueError(f"--keys {max(keys)}: a call cannot have more keys than the table (--table-keys {table_keys})")
+    options = _options(1_000, seed, repeat, passes, None, work, ())
+    measuring = runs.ps(options, keys_per_call=keys, widths=width, servers=servers, num_keys=table_keys, say=_say)
+    _finish(measuring, out, json=json)
+
+
+@app.command
+def dense(
+    *,
+    rows: Rows = 100_000,
+    batch: Many = (2048, 512),
+    threads: Many = (1, 2),
+    repeat: Repeat = 3,
+    passes: Passes = 3,
+    seed: Seed = 1,
+    work: Work = None,
+    out: Out = None,
+    overrides: Overrides = (),
+    json: Json = False,
+) -> None:
+    """Samples/s of the dense part alone, and of its matrix products alone.
+
+    Parameters
+    ----------
+    rows
+        Rows to take batches from, such as 100k.
+    batch
+        Rows a step.
+    threads
+        Compute threads.
+    """
+    from trainer.benchmark import runs
+
+    options = _options(rows, seed, repeat, passes, None, work, overrides)
+    _finish(runs.dense(options, batches=batch, threads=threads, say=_say), out, json=json)
+
+
+@app.command
+def scaling(
+    *,
+    rows: Rows = 200_000,
+    batch: int = 2048,
+    trainers: Many = (1, 2, 4),
+    servers: Many = (1, 2, 4),
+    repeat: Repeat = 3,
+    passes: Passes = 2,
+    threads: Threads = None,
+    seed: Seed = 1,
+    work: Work = None,
+    out: Out = None,
+    overrides: Overrides = (),
+    json: Json = False,
+) -> None:
+    """Samples/s, and CPU seconds per million rows, with more trainers and servers on this machine.
+
+    Parameters
+    ----------
+    rows
+        Rows of one pass, such as 200k.
+    batch
+        Rows a trainer and step.
+    trainers
+        Trainers.
+    servers
+        Parameter servers.
+    """
+    from trainer.benchmark import runs
+
+    options = _options(rows, seed, repeat, passes, threads, work, overrides)
+    _finish(runs.scaling(options, batch_rows=batch, trainers=trainers, servers=servers, say=_say), out, json=json)
+
+
+@app.command
+def compare(before: Path, after: Path, *, json: Json = False) -> None:
+    """Compare two results case by case, and tell changes beyond the spread of the repetitions from noise.
+
+    Parameters
+    ----------
+    before
+        A results.json, or the folder that holds it.
+    after
+        The same of the later run.
+    """
+    from trainer.benchmark import report
+
+    older, newer = report.Report.read(before), report.Report.read(after)
+    text = report.compare(older, newer)
+    answer({"before": older.to_json(), "after": newer.to_json(), "table": text}, json=json, text=lambda: text)

@@ -1,0 +1,300 @@
+"""The benchmarks: which cases there are, and how they are repeated in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainer.benchmark import machine, systems
+from trainer.benchmark.report import Case, Report, ratios
+from trainer.benchmark.systems import SYSTEMS, Measured, Setting
+from trainer.benchmark.workload import Workload, prepare
+
+Say = Callable[[str], None]
+STAGE_BATCHES = 40
+"""Batches that the stages `exchange` and `dense` go round; enough for keys and arrays not to stay in the caches."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A case that is to be measured. `run` gets a folder of its own for each repetition."""
+
+    name: str
+    params: dict[str, Any]
+    unit: str
+    run: Callable[[Path], Awaitable[Measured]]
+
+
+async def measure(planned: Sequence[Planned], repeat: int, work_directory: Path, say: Say) -> list[Case]:
+    """Every case `repeat` times, in turns: all cases, then all again the other way round, and so on."""
+    values: dict[str, list[Measured]] = {plan.name: [] for plan in planned}
+    assert len(values) == len(planned), "two cases have one name"
+    for repetition in range(repeat):
+        for plan in planned if repetition % 2 == 0 else reversed(planned):
+            with systems.scratch(work_directory) as directory:
+                measured = await plan.run(Path(directory))
+            values[plan.name].append(measured)
+            say(f"{repetition + 1}/{repeat} {plan.name}: {measured.rows_per_second:,.0f} {plan.unit}")
+    return [_case(plan, values[plan.name]) for plan in planned]
+
+
+def _case(plan: Planned, found: Sequence[Measured]) -> Case:
+    facts: dict[str, list[float]] = {}
+    for measured in found:
+        for name, value in measured.facts.items():
+            facts.setdefault(name, []).append(value)
+    return Case(plan.name, plan.params, plan.unit, [m.rows_per_second for m in found], facts)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all benchmarks share.
+
+    Attributes:
+        repeat: repetitions of every case.
+        passes: passes over the rows in a repetition, the first of which does not count.
+        threads: compute threads of a trainer.
+        work_directory: data sets are kept here, and runs happen here.
+        overrides: `a.b=c` changes of our job.
+    """
+
+    work: Workload
+    repeat: int
+    passes: int
+    threads: int
+    work_directory: Path
+    overrides: tuple[str, ...] = ()
+
+    def setting(self, **changes: Any) -> Setting:
+        """A run's setting; makes the data set when it is not there."""
+        files = prepare(self.work, self.work_directory)
+        base = Setting(self.work, files, 2048, passes=self.passes, threads=self.threads, overrides=self.overrides)
+        return replace(base, **changes)
+
+    def config(self, **more: Any) -> dict[str, Any]:
+        """For the report."""
+        plain = {k: v for k, v in asdict(self).items() if k not in {"work_directory", "overrides"}}
+        return {**plain, "overrides": list(self.overrides), **more}
+
+
+def _report(
+    benchmark: str, config: dict[str, Any], cases: list[Case], environment: dict[str, Any], date: str
+) -> Report:
+    return Report(benchmark, date, environment, config, cases)
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+
+
+async def train(
+    options: Options,
+    *,
+    batches: Sequence[int],
+    only: Sequence[str],
+    servers: int,
+    trainers: int,
+    torch_python: Path | None,
+    ceilings: bool,
+    say: Say,
+) -> Report:
+    """End to end: ours next to the peers, and what each part of ours would allow by itself."""
+    environment, date = machine.describe(), _now()
+    if torch_python is not None:
+        environment["versions"]["torch"] = systems.torch_version(torch_python)
+    names = [name for name in SYSTEMS if name in only and (torch_python or not name.startswith("torch"))]
+    planned = []
+    for batch_rows in batches:
+        setting = options.setting(batch_rows=batch_rows, servers=servers, trainers=trainers, torch_python=torch_python)
+        for name in names:
+            run = _bind(SYSTEMS[name], setting)
+            planned.append(
+                Planned(f"{name}, batch {batch_rows}", {"system": name, "batch_rows": batch_rows}, "samples/s", run)
+            )
+        if ceilings:
+            planned += [_ceiling(stage, setting) for stage in ("read", "exchange", "dense")]
+    cases = await measure(planned, options.repeat, options.work_directory, say)
+    config = options.config(batches=list(batches), servers=servers, trainers=trainers)
+    report = _report("train", config, cases, environment, date)
+    report.ratios = ratios([c for c in cases if c.params["system"] in names], of="paddlewheel", same="batch_rows")
+    report.notes = [
+        (
+            f"Samples/s end to end, {servers} server(s), {trainers} trainer(s), over passes 2 to {options.passes} of "
+            f"the same {options.work.rows:,} rows; the first pass, in which connections are made and keys created, has "
+            "a column of its own."
+        ),
+        "CPU seconds are per million rows, of every process; `control` is the launcher, coordinator and agents.",
+        "paddle-fleet reads text written beforehand, PyTorch reads Parquet, both in file order; ours mixes rows.",
+    ]
+    if ceilings and "paddlewheel" in names:
+        report.notes += [_binding(cases, batch_rows, environment["cores"]) for batch_rows in batches]
+    return report
+
+
+def _bind(
+    run: Callable[[Setting, Path], Awaitable[Measured]], setting: Setting
+) -> Callable[[Path], Awaitable[Measured]]:
+    return lambda directory: run(setting, directory)
+
+
+def _ceiling(stage: str, setting: Setting) -> Planned:
+    name = f"{stage} alone, batch {setting.batch_rows}"
+    params = {"system": f"{stage} alone", "batch_rows": setting.batch_rows}
+    num_batches = max(1, min(STAGE_BATCHES, setting.work.rows // setting.batch_rows))
+    return Planned(
+        name, params, "samples/s", lambda directory: systems.stage(stage, setting, directory, max_batches=num_batches)
+    )
+
+
+def _binding(cases: Sequence[Case], batch_rows: int, cores: int) -> str:
+    """Which ceiling is the lowest, and how near to it the whole is."""
+    here = {case.params["system"]: case for case in cases if case.params["batch_rows"] == batch_rows}
+    whole = here["paddlewheel"]
+    limits = {name.removesuffix(" alone"): case.median for name, case in here.items() if name.endswith(" alone")}
+    cpu = whole.fact("all_CPU_s/M")
+    if cpu:
+        limits[f"{cores} cores fully busy at the CPU seconds it takes"] = cores * 1e6 / cpu
+    name, limit = min(limits.items(), key=lambda item: item[1])
+    listed = ", ".join(f"{what} {value:,.0f}" for what, value in limits.items())
+    return (
+        f"Ceilings of paddlewheel at batch {batch_rows} (samples/s): {listed}. The lowest is {name}; "
+        f"the whole reaches {whole.median / limit:.0%} of it."
+    )
+
+
+async def ps(
+    options: Options,
+    *,
+    keys_per_call: Sequence[int],
+    widths: Sequence[int],
+    servers: Sequence[int],
+    num_keys: int,
+    say: Say,
+) -> Report:
+    """Pulls and pushes of one client, by keys in a call, width and servers, under the loopback device's ceiling."""
+    environment, date = machine.describe(), _now()
+    planned = []
+    for operation in ("pull", "push"):
+        for count in keys_per_call:
+            for width in widths:
+                planned += [_calls("calls", operation, count, width, n, num_keys, options) for n in servers]
+                planned.append(_calls("loopback", operation, count, width, 1, num_keys, options))
+    cases = await measure(planned, options.repeat, options.work_directory, say)
+    config = options.config(
+        keys_per_call=list(keys_per_call), widths=list(widths), servers=list(servers), num_keys=num_keys
+    )
+    report = _report("ps", config, cases, environment, date)
+    report.notes = [
+        (
+            f"Keys/s of one client in one thread, one call after the other, in tables of {num_keys:,} keys that all "
+            "exist; CPU seconds are per million keys."
+        ),
+        "loopback: the same bytes over a TCP connection of this machine, with no server behind it.",
+        *_server_ceilings(cases, environment["cores"]),
+    ]
+    return report
+
+
+def _calls(
+    stage: str, operation: str, count: int, width: int, servers: int, num_keys: int, options: Options
+) -> Planned:
+    work = replace(options.work, width=width)
+    setting = replace(options.setting(servers=servers), work=work)
+    num_calls = max(4, 2_000_000 // count)
+    where = f"{servers} server{'s' if servers > 1 else ''}" if stage == "calls" else "loopback"
+    params = {"system": where, "operation": operation, "keys_per_call": count, "width": width, "servers": servers}
+    told = {"operation": operation, "keys_per_call": count, "num_calls": num_calls, "num_keys": num_keys}
+    name = f"{operation} {count:,} keys x {width}, {where}"
+    return Planned(name, params, "keys/s", lambda directory: systems.stage(stage, setting, directory, **told))
+
+
+def _server_ceilings(cases: Sequence[Case], cores: int) -> list[str]:
+    found = []
+    for case in cases:
+        server, client = case.fact("server_CPU_s/M"), case.fact("trainer_CPU_s/M")
+        if server and client:
+            found.append((case.name, 1e6 / server, 1e6 / client))
+    if not found:
+        return []
+    name, per_server_core, per_client_core = max(found, key=lambda item: item[1])
+    best = f"a core of a server serves {per_server_core:,.0f} keys/s, a core of a client handles {per_client_core:,.0f}"
+    return [f"At best {best} ({name}); {cores} cores here are shared by both."]
+
+
+async def dense(options: Options, *, batches: Sequence[int], threads: Sequence[int], say: Say) -> Report:
+    """The dense part alone, under the ceiling of its matrix products."""
+    environment, date = machine.describe(), _now()
+    planned = []
+    for batch_rows in batches:
+        for number in threads:
+            setting = options.setting(batch_rows=batch_rows, threads=number)
+            num_batches = max(1, min(STAGE_BATCHES, setting.work.rows // batch_rows))
+            planned += [_dense_case(stage, setting, num_batches) for stage in ("dense", "matmul")]
+    cases = await measure(planned, options.repeat, options.work_directory, say)
+    flops = options.work.tower_flops_per_row
+    for case in cases:
+        case.facts["GFLOP/s"] = [value * flops / 1e9 for value in case.values]
+    report = _report(
+        "dense", options.config(batches=list(batches), thread_counts=list(threads)), cases, environment, date
+    )
+    report.ratios = ratios(cases, of="dense", same="setting")
+    report.notes = [
+        (
+            f"Samples/s of forward, backward and Adam with embeddings in memory; the tower's matrix products are "
+            f"{flops:,} floating-point operations a row, which GFLOP/s counts alone."
+        ),
+        "matmul: those products alone, in fp32 with NumPy's BLAS.",
+    ]
+    return report
+
+
+def _dense_case(stage: str, setting: Setting, num_batches: int) -> Planned:
+    what = f"batch {setting.batch_rows}, {setting.threads} thread{'s' if setting.threads > 1 else ''}"
+    params = {"system": stage, "batch_rows": setting.batch_rows, "threads": setting.threads, "setting": what}
+    return Planned(
+        f"{stage}, {what}",
+        params,
+        "samples/s",
+        lambda directory: systems.stage(
+            stage, setting, directory, max_batches=num_batches, tower_sizes=setting.work.tower_sizes
+        ),
+    )
+
+
+async def scaling(
+    options: Options, *, batch_rows: int, trainers: Sequence[int], servers: Sequence[int], say: Say
+) -> Report:
+    """Ours with more trainers and servers on this machine."""
+    environment, date = machine.describe(), _now()
+    cores = environment["cores"]
+    planned = []
+    for number in trainers:
+        for count in servers:
+            setting = options.setting(
+                batch_rows=batch_rows, servers=count, trainers=number, threads=max(1, options.threads // number)
+            )
+            params = {"system": "paddlewheel", "servers": count, "trainers": number}
+            run = _bind(systems.paddlewheel, setting)
+            planned.append(Planned(f"{number} trainers, {count} servers", params, "samples/s", run))
+    cases = await measure(planned, options.repeat, options.work_directory, say)
+    config = options.config(batch_rows=batch_rows, trainers=list(trainers), servers=list(servers))
+    report = _report("scaling", config, cases, environment, date)
+    for case in cases:
+        with contextlib.suppress(KeyError, ZeroDivisionError):
+            costs = zip(case.facts["all_CPU_s/M"], case.values, strict=True)
+            case.facts["cores_busy_%"] = [100 * cost * value / 1e6 / cores for cost, value in costs]
+            pairs = zip(case.facts["server_CPU_s/M"], case.facts["trainer_CPU_s/M"], strict=True)
+            case.facts["servers_per_trainer"] = [server / trainer for server, trainer in pairs]
+    report.notes = [
+        (
+            f"All processes share {cores} cores, so more roles cannot make it faster here: what counts is whether the "
+            "CPU seconds per million rows stay the same as roles are added; a machine for each role would show that as "
+            "speed."
+        ),
+        "servers_per_trainer: CPU seconds of servers over those of trainers: server cores that a trainer core needs.",
+    ]
+    return report
