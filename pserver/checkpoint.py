@@ -355,7 +355,7 @@ def reshard(saved: SavedTable, directory: Path, num_shards: int, *, name: str | 
         raise CheckpointError(
             f"table {saved.name!r} cannot become {name!r} by copying: initial vectors depend on the name"
         )
-    with _new_directory(directory):
+    with new_directory(directory):
         _spread(saved.paths(), directory / f"{table_id(name):03d}", num_shards)
         copy = record(directory, name, saved.config, saved.seed, num_shards)
         if copy.num_rows != saved.num_rows:
@@ -377,7 +377,7 @@ def staged(saved: SavedTable, num_shards: int) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _new_directory(directory: Path) -> Iterator[None]:
+def new_directory(directory: Path) -> Iterator[None]:
     """Create the directory; remove it again if the block fails."""
     try:
         directory.mkdir(parents=True)
