@@ -5,6 +5,7 @@ A slice is a run of rows of one row group; it is what a trainer is given, and it
 
 import concurrent.futures
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -144,6 +145,12 @@ class Dataset:
     @property
     def num_rows(self) -> int:
         return sum(f.num_rows for f in self.files)
+
+    @property
+    def absent_columns(self) -> dict[str, int]:
+        """Columns that some files lack (as the job allows), with the number of such files."""
+        counts = Counter(c for f in self.files for c in schema.columns_needed(self.config) if c not in f.columns)
+        return dict(sorted(counts.items()))
 
     @property
     def fingerprint(self) -> str:

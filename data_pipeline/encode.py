@@ -73,15 +73,10 @@ class Rows:
 
 
 def nulls(array: pa.Array) -> Bool | None:
-    """Mask of nulls, or None if there is none. A dictionary's null word counts."""
-    mask: Bool | None = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-    if pat.is_dictionary(array.type) and array.dictionary.null_count:
-        words = nulls(array.dictionary)
-        assert words is not None
-        at = integers(array.indices)
-        if mask is None:
-            return words[at]
-        mask[~mask] = words[at[~mask]]
+    """Mask of nulls, or None if there is none. (Dictionaries read from Parquet have no null words.)"""
+    if array.null_count == 0:
+        return None
+    mask: Bool = array.is_null().to_numpy(zero_copy_only=False)
     return mask
 
 
@@ -388,9 +383,6 @@ class Encoder:
                 at = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, at)
             if len(words) == 0:
                 return np.zeros(len(array), dtype=np.uint64)
-            word_gaps = nulls(words)
-            if word_gaps is not None:
-                word_keys[word_gaps] = 0
             if unparsed is not None:
                 unparsed |= wrong[at]
             return word_keys[at]

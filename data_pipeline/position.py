@@ -60,8 +60,14 @@ class Position:
         """Raises DataError for a version that this code does not read."""
         if content.get("version") != _VERSION:
             raise DataError(f"position: version {content.get('version')!r} cannot be read, this is version {_VERSION}")
-        names = ("fingerprint", "slice_rows", "seed", "epoch", "num_trainers")
-        return cls(*(content[n] for n in names), done={int(i): int(n) for i, n in content["done"]})
+        return cls(
+            fingerprint=content["fingerprint"],
+            slice_rows=content["slice_rows"],
+            seed=content["seed"],
+            epoch=content["epoch"],
+            num_trainers=content["num_trainers"],
+            done={int(index): int(rows) for index, rows in content["done"]},
+        )
 
     def check(self, dataset: Dataset) -> None:
         """Raises DataError if the data or its cut into slices is not the one that this position is about."""
