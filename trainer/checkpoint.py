@@ -25,8 +25,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-FORMAT = 1
+FORMAT = 2
 _MANIFEST, _DENSE, _CURSOR, _LATEST = "MANIFEST.json", "dense.safetensors", "cursor.json", "LATEST"
+_DIGEST = "manifest_xxh3_128"
 _CHUNK_BYTES = 1 << 22
 
 
@@ -62,13 +63,19 @@ class Checkpoint:
 
 
 class Draft:
-    """A checkpoint under construction: fill `sparse`, then `finish`, then `commit`."""
+    """A checkpoint under construction: fill `sparse`, then `finish`; whoever decides calls `commit`.
 
-    def __init__(self, directory: Path, step: int) -> None:
-        self.directory, self.step = directory, step
-        directory.mkdir(parents=True, exist_ok=True)
-        self.path = directory / f".step-{step}.draft"
-        if self.path.exists():  # left by an incarnation that died while saving
+    Args:
+        directory: folder of the job's checkpoints; made if it is not there.
+        name: of the folder to fill; starts with `.`, so that nobody takes it for a checkpoint. The coordinator gives
+            one that no other attempt has.
+        step: what the checkpoint is of.
+    """
+
+    def __init__(self, directory: Path, name: str, step: int) -> None:
+        assert name.startswith("."), name
+        self.path, self.step = directory / name, step
+        if self.path.exists():
             shutil.rmtree(self.path)
         self.sparse = self.path / "sparse"
         self.sparse.mkdir(parents=True)
@@ -76,7 +83,7 @@ class Draft:
     def finish(
         self, *, dense: Mapping[str, NDArray[Any]], cursor: Mapping[str, Any], facts: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Write the dense part, the cursor and, last, the manifest; returns the manifest.
+        """Write the dense part, the cursor and, last, the manifest; returns the manifest. Everything is on disk then.
 
         Args:
             dense: parameters and optimizer state by name.
@@ -88,27 +95,44 @@ class Draft:
         save_file({k: np.ascontiguousarray(v) for k, v in dense.items()}, self.path / _DENSE)
         (self.path / _CURSOR).write_text(json.dumps(cursor), encoding="utf-8")
         files = {name: {"bytes": path.stat().st_size, "xxh3_128": _hash(path)} for name, path in _files(self.path)}
-        for _, path in _files(self.path):
+        for path in self.path.rglob("*"):
             _to_disk(path)
         manifest = {"format": FORMAT, "step": self.step, **facts, "files": files}
-        target = self.path / _MANIFEST
-        target.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        _to_disk(target)
+        text = _manifest_text(manifest)
+        _write(self.path / _MANIFEST, text)
         return manifest
 
-    def commit(self, *, keep: int) -> Path:
-        """Give the folder its name, point LATEST to it, and remove all but the newest `keep`."""
-        final = self.directory / f"step-{self.step}"
-        if final.exists():  # the same step again after a restart from an older checkpoint
-            shutil.rmtree(final)
-        self.path.rename(final)
-        pointer = self.directory / f".{_LATEST}.new"
-        pointer.write_text(final.name + "\n", encoding="utf-8")
-        pointer.replace(self.directory / _LATEST)
-        _to_disk(self.directory)
-        for old in committed(self.directory)[:-keep]:
-            shutil.rmtree(old)
-        return final
+
+def commit(draft: Path, step: int, keep: int) -> Path:
+    """Give a finished draft its name, point LATEST to it, and remove all but the newest `keep`; returns its new path.
+
+    Raises:
+        CheckpointError: the draft is not complete. Nothing has changed then.
+        OSError: from the disk. If the new folder is there afterwards, it is whole.
+    """
+    check_complete(draft)
+    directory, final = draft.parent, draft.parent / f"step-{step}"
+    replaced = directory / f".replaced-{step}"
+    if replaced.exists():
+        shutil.rmtree(replaced)
+    if final.exists():  # the same step again after a restart from an older checkpoint
+        final.rename(replaced)
+    draft.rename(final)
+    _write(directory / _LATEST, final.name + "\n")
+    if replaced.exists():
+        shutil.rmtree(replaced)
+    prune(directory, keep)
+    return final
+
+
+def prune(directory: Path, keep: int) -> list[Path]:
+    """Remove all but the newest `keep` committed folders; returns the removed ones."""
+    removed = committed(directory)[: -max(1, keep)]
+    for path in removed:
+        hidden = path.with_name(f".removed-{path.name}")  # so that no half-removed folder has a checkpoint's name
+        path.rename(hidden)
+        shutil.rmtree(hidden)
+    return removed
 
 
 def committed(directory: Path) -> list[Path]:
@@ -123,21 +147,14 @@ def latest(directory: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def read(path: Path) -> Checkpoint:
-    """Open and verify a committed checkpoint.
+def check_complete(path: Path) -> Mapping[str, Any]:
+    """The manifest of a folder whose manifest is whole and whose files are all there and of the right size.
 
     Raises:
-        CheckpointError: a file is missing, extra, or differs from the manifest in size or hash.
+        CheckpointError: anything else. Contents are not read: `read` does.
     """
-    try:
-        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-        files: dict[str, dict[str, Any]] = manifest["files"]
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(f"{path} has checkpoint format {manifest['format']}, this version reads {FORMAT}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path} is no complete checkpoint: its {_MANIFEST} cannot be read ({error})") from error
+    manifest = read_manifest(path)
+    files: Mapping[str, Mapping[str, Any]] = manifest["files"]
     present = dict(_files(path))
     missing, extra = sorted(set(files) - set(present)), sorted(set(present) - set(files) - {_MANIFEST})
     if missing or extra:
@@ -146,9 +163,62 @@ def read(path: Path) -> Checkpoint:
         size = present[name].stat().st_size
         if size != expected["bytes"]:
             raise CheckpointError(f"{path / name} is damaged: {size} bytes, the manifest says {expected['bytes']}")
-        if _hash(present[name]) != expected["xxh3_128"]:
+    return manifest
+
+
+def read_manifest(path: Path) -> Mapping[str, Any]:
+    """The manifest of a checkpoint folder.
+
+    Raises:
+        CheckpointError: there is none, it was changed, or another version wrote it.
+    """
+    try:
+        text = (path / _MANIFEST).read_text(encoding="utf-8")
+        manifest: dict[str, Any] = json.loads(text)
+        version = manifest["format"]
+        if version == FORMAT and _manifest_text({k: v for k, v in manifest.items() if k != _DIGEST}) != text:
+            raise CheckpointError(f"{path / _MANIFEST} is damaged: it differs from its own hash")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} is no complete checkpoint: its {_MANIFEST} cannot be read ({error})") from error
+    if version != FORMAT:
+        raise CheckpointError(f"{path} has checkpoint format {version}, this version reads {FORMAT}")
+    return manifest
+
+
+def read_cursor(path: Path) -> dict[str, Any]:
+    """What rows the checkpoint's model has seen."""
+    cursor: dict[str, Any] = json.loads((path / _CURSOR).read_text(encoding="utf-8"))
+    return cursor
+
+
+def read(path: Path) -> Checkpoint:
+    """Open and verify a committed checkpoint, every byte of it.
+
+    Raises:
+        CheckpointError: a file is missing, extra, or differs from the manifest in size or hash.
+    """
+    manifest = check_complete(path)
+    for name, expected in manifest["files"].items():
+        if _hash(path / name) != expected["xxh3_128"]:
             raise CheckpointError(f"{path / name} is damaged: its hash differs from the manifest's")
-    return Checkpoint(path, manifest, json.loads((path / _CURSOR).read_text(encoding="utf-8")))
+    return Checkpoint(path, manifest, read_cursor(path))
+
+
+def _manifest_text(body: Mapping[str, Any]) -> str:
+    """The file's exact text: the body and a hash of it."""
+    digest = xxhash.xxh3_128(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**body, _DIGEST: digest}, indent=1) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    """By rename, and on disk when this returns."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(text, encoding="utf-8")
+    _to_disk(temporary)
+    temporary.replace(path)
+    _to_disk(path.parent)
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:

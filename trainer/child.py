@@ -229,7 +229,7 @@ class Trainer:
         result: dict[str, Any] = {}
         if self.spec.rank == 0:
             started = time.monotonic()
-            draft = checkpoint.Draft(job.checkpoint_directory, progress.step)
+            draft = checkpoint.Draft(job.checkpoint_directory, f".step-{progress.step}.draft", progress.step)
             keys = {name: files.num_rows for name, files in self.client.save(draft.sparse).items()}
             draft.finish(
                 dense=self.program.state(),
@@ -240,7 +240,7 @@ class Trainer:
                     "tables": {n: {"config": job.tables[n].model_dump(mode="json"), "keys": keys[n]} for n in keys},
                 },
             )
-            path = draft.commit(keep=job.checkpoint.keep)
+            path = checkpoint.commit(draft.path, progress.step, job.checkpoint.keep)
             result = {"keys": keys, "checkpoint": str(path), "checkpoint_seconds": time.monotonic() - started}
         self.sync.barrier()
         return result
