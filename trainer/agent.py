@@ -166,6 +166,8 @@ class Agent:
         self._rank = welcome.rank
         self._log = self._log.bind(rank=self._rank)
         self._log.info("joined the coordinator", coordinator=self._options.coordinator)
+        self._telemetry.joined(welcome.rank)
+        self._announce_metrics(welcome.rank)
         self._say_available()
         await self._set_health(serving=True)
         jobs = [
@@ -186,6 +188,7 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await self._end_child(0.0)
+            self._telemetry.left()
 
     async def _join(self, call: Any, seconds: float) -> pb.Welcome:
         role = _ROLES[self._options.role]

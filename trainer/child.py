@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import traceback
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from trainer import checkpoint
 from trainer.config import ConfigError, JobConfig
 from trainer.dense_sync import DenseSync
 from trainer.evaluate import evaluate
-from trainer.exchange import Exchange
+from trainer.exchange import Exchange, Traffic
 from trainer.link import AgentLink
 from trainer.loop import Progress, Signals, TrainLoop
 from trainer.program import DenseProgram, ListFeature, TableLayout
@@ -89,6 +90,9 @@ class Trainer:
 
     def __init__(self, spec: Spec, link: AgentLink, signals: Signals, resources: ExitStack) -> None:
         self.spec, self.link, self.signals = spec, link, signals
+        self.traffic = Traffic()
+        self.data_counters: Counter[str] = Counter()
+        self.loader: Loader | None = None
         job = spec.job
         used = {name: job.tables[name] for name in job.data.tables}
         self.datasets = {"eval": Dataset.open(job.data.eval, job.data)} if job.data.eval else {}
@@ -165,7 +169,6 @@ class Trainer:
         loop = TrainLoop(
             self.program, self.sync, max_bad_steps=job.train.max_bad_steps, signals=self.signals, on_step=on_step
         )
-        skipped = 0
         passes: list[dict[str, float]] = []
         for epoch in range(job.train.epochs):
             loop.progress.epoch = epoch
@@ -178,10 +181,14 @@ class Trainer:
                     iter(loader),
                     max_staleness_steps=job.train.max_staleness_steps,
                     embedding_l2=job.train.embedding_l2,
+                    traffic=self.traffic,
                 ) as exchange,
             ):
                 synchronous = job.train.max_staleness_steps == 0 and self.spec.num_trainers > 1
+                self.loader = loader
                 finished = loop.epoch(exchange, synchronous=synchronous, on_checkpoint=lambda: None)
+                self.data_counters.update(loader.counters)
+                self.loader = None
             passes.append({"rows": loop.progress.epoch_rows, "started": pass_started, "ended": time.monotonic()})
             if not finished:
                 break
@@ -196,7 +203,7 @@ class Trainer:
             "loss": progress.loss_sum / progress.weight_sum if progress.weight_sum else None,
             "bad_steps": progress.bad_steps,
             "bad_rows": progress.bad_rows,
-            "skipped_rows": skipped,
+            "skipped_rows": self.data_counters["skipped_rows"],
             "dense_hash": self._check_identical(),
             "phase_seconds": loop.phases.seconds,
             "passes": passes,  # of this machine's monotonic clock, reading, pulls and pushes included
@@ -207,6 +214,7 @@ class Trainer:
     def _progress(self, loop: TrainLoop, total_rows: int, seconds: float) -> dict[str, Any]:
         progress = loop.progress
         rate = progress.rows / seconds if seconds > 0 else 0.0
+        counters = self.data_counters + (self.loader.counters if self.loader is not None else Counter())
         return {
             "epoch": progress.epoch,
             "epochs": self.spec.job.train.epochs,
@@ -219,6 +227,21 @@ class Trainer:
             "seconds_left": (total_rows - progress.rows) / rate if rate else None,
             "bad_steps": progress.bad_steps,
             "phase_seconds": loop.phases.seconds,
+            # for the metrics
+            "own_rows": progress.own_rows,
+            "bad_rows": progress.bad_rows,
+            "skipped_rows": counters["skipped_rows"],
+            "truncated_ids": counters["truncated_ids"],
+            "pulled_keys": self.traffic.pulled_keys,
+            "pulled_bytes": self.traffic.pulled_bytes,
+            "pushed_bytes": self.traffic.pushed_bytes,
+            "staleness_steps": self.traffic.staleness_steps,
+            "ready_batches": self.traffic.ready_batches,
+            "durations": {
+                **{phase: histogram.to_json() for phase, histogram in loop.phases.durations.items()},
+                "servers_pull": self.traffic.pulls.to_json(),
+                "servers_push": self.traffic.pushes.to_json(),
+            },
         }
 
     def _save(self, progress: Progress) -> dict[str, Any]:

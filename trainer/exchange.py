@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 
 import numpy as np
@@ -21,6 +22,7 @@ from typing_extensions import Self
 
 from data_pipeline.batch import Batch, TableKeys
 from pserver.client import Client
+from trainer.telemetry import DurationHistogram
 
 Floats = NDArray[np.float32]
 
@@ -38,6 +40,20 @@ def occurrences(keys: TableKeys, labels_B: Floats) -> tuple[Floats, Floats]:
     return shows_P[1:].astype(np.float32), clicks_P[1:].astype(np.float32)
 
 
+@dataclass
+class Traffic:
+    """What an `Exchange` has moved, for the metrics. May be shared by one exchange after the other."""
+
+    pulls: DurationHistogram = field(default_factory=DurationHistogram)
+    pushes: DurationHistogram = field(default_factory=DurationHistogram)
+    pulled_keys: int = 0
+    pulled_bytes: int = 0
+    pushed_bytes: int = 0
+    staleness_steps: int = 0
+    """Of the last pull: batches before it whose push was not yet applied."""
+    ready_batches: int = 0
+
+
 class Exchange:
     """Iterator of (batch, pulled values by table); `push` or `skip` must follow each item, in order.
 
@@ -46,10 +62,17 @@ class Exchange:
         batches: this trainer's batches; drawn in the pulling thread.
         max_staleness_steps: see the module's docstring.
         embedding_l2: L2 penalty per occurrence, added to the gradients before the push.
+        traffic: counts what is moved.
     """
 
     def __init__(
-        self, client: Client, batches: Iterator[Batch], *, max_staleness_steps: int, embedding_l2: float = 0.0
+        self,
+        client: Client,
+        batches: Iterator[Batch],
+        *,
+        max_staleness_steps: int,
+        embedding_l2: float = 0.0,
+        traffic: Traffic | None = None,
     ) -> None:
         self._client, self._batches, self._l2 = client, batches, embedding_l2
         self._staleness = max_staleness_steps
@@ -63,6 +86,7 @@ class Exchange:
         self._pushes: queue.Queue[tuple[Batch, Mapping[str, Floats], Mapping[str, Floats]] | None] = queue.Queue()
         self._taken = 0
         self.seconds = {"pull": 0.0, "push": 0.0}
+        self._traffic = traffic or Traffic()
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for name, work in (("pull", self._pull_all), ("push", self._push_all))
@@ -145,10 +169,12 @@ class Exchange:
                         self._changed.wait()
                     if self._closed or self._error is not None:
                         return
+                    self._traffic.staleness_steps = number - self._settled
                 start = time.perf_counter()
                 rows = {name: self._client.pull(name, keys.keys_U) for name, keys in batch.tables.items()}
-                self.seconds["pull"] += time.perf_counter() - start
+                self._count_pull(time.perf_counter() - start, rows)
                 self._ready.put((batch, rows))
+                self._traffic.ready_batches = self._ready.qsize()
         except BaseException as error:  # noqa: BLE001  raised again in the training thread
             self._ready.put(error)
         else:
@@ -159,10 +185,18 @@ class Exchange:
             while (item := self._pushes.get()) is not None:
                 start = time.perf_counter()
                 self._push(*item)
-                self.seconds["push"] += time.perf_counter() - start
+                seconds = time.perf_counter() - start
+                self.seconds["push"] += seconds
+                self._traffic.pushes.observe(seconds)
                 self._settle()
         except BaseException as error:  # noqa: BLE001  raised again in the training thread
             self._fail(error)
+
+    def _count_pull(self, seconds: float, rows: Mapping[str, Floats]) -> None:
+        self.seconds["pull"] += seconds
+        self._traffic.pulls.observe(seconds)
+        self._traffic.pulled_keys += sum(len(values) for values in rows.values())
+        self._traffic.pulled_bytes += sum(values.nbytes for values in rows.values())
 
     def _push(self, batch: Batch, rows: Mapping[str, Floats], gradients: Mapping[str, Floats]) -> None:
         for name, keys in batch.tables.items():
@@ -172,3 +206,4 @@ class Exchange:
                 if self._l2:
                     grads_UW = grads_UW + self._l2 * shows_U[:, None] * rows[name]
                 self._client.push(name, keys.keys_U, grads_UW, shows_U, clicks_U)
+                self._traffic.pushed_bytes += grads_UW.nbytes

@@ -9,6 +9,7 @@ Legend: N floats of the dense gradient, T trainers.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -21,6 +22,7 @@ from trainer.dense_sync import DenseSync
 from trainer.exchange import Exchange
 from trainer.metrics import ClickMetrics
 from trainer.program import DenseProgram
+from trainer.telemetry import DurationHistogram
 
 
 class Slot(IntEnum):
@@ -44,9 +46,10 @@ class RowsLostError(RuntimeError):
 
 @dataclass
 class Phases:
-    """Seconds spent in each phase of the step, by name."""
+    """Seconds spent in each phase of the step, by name: in all, and how often how long."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    durations: dict[str, DurationHistogram] = field(default_factory=lambda: defaultdict(DurationHistogram))
     _mark: float = field(default_factory=time.perf_counter)
 
     def start(self) -> None:
@@ -57,16 +60,18 @@ class Phases:
         """The time since the last mark belongs to `phase`."""
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._mark
+        self.durations[phase].observe(now - self._mark)
         self._mark = now
 
 
 @dataclass
 class Progress:
-    """Where training stands. Rows and loss are those of all trainers."""
+    """Where training stands. Rows and loss are those of all trainers; own_rows are this trainer's."""
 
     epoch: int = 0
     step: int = 0
     rows: int = 0
+    own_rows: int = 0
     epoch_rows: int = 0
     bad_steps: int = 0
     bad_rows: int = 0
@@ -159,6 +164,7 @@ class TrainLoop:
             gradients = program.gradients(batch, rows)
             phases.end("compute")
             tail[Slot.ROWS] = batch.num_rows
+            progress.own_rows += batch.num_rows
             if _all_finite(gradients.flat_N, *gradients.tables.values()):
                 buffer_N[:count] = gradients.flat_N[:count]
                 tail[Slot.LOSS], tail[Slot.WEIGHT] = gradients.flat_N[count:]

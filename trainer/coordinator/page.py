@@ -39,6 +39,8 @@ def snapshot(status: pb.JobStatus) -> dict[str, Any]:
     for key in ("progress", "result"):
         text = result.pop(f"{key}_json")
         result[key] = json.loads(text) if text else None
+    if result["progress"]:
+        result["progress"].pop("durations", None)  # for the agents' metrics only
     for source, member in zip(status.members, result["members"], strict=True):
         member["role"] = _ROLES.get(source.role, "unknown")
         member.pop("progress_json")

@@ -250,6 +250,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             num_restarts=control.num_restarts,
             elapsed_seconds=now - self._started_at,
             progress_json=json.dumps(control.progress) if control.progress else "",
+            progress_age_seconds=self._progress_age(now),
             entries=self._entries,
             result_json=json.dumps(control.result) if control.result else "",
             run_dir=self.plan.run_dir,
@@ -277,6 +278,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 )
             )
         return reply
+
+    def _progress_age(self, now: float) -> float:
+        """Seconds since the slowest trainer last moved; 0 unless the trainers are at work."""
+        if self._control.phase is not state.Phase.RUNNING:
+            return 0.0
+        return max(0.0, *(now - seat.moved_at for seat in self._control.seats_of(state.Role.TRAINER)))
 
     def _status_from_a_thread(self) -> pb.JobStatus:
         """For the HTTP server: the state machine belongs to the event loop."""
