@@ -9,8 +9,9 @@ import time
 import urllib.error
 import urllib.request
 
+from pserver.config import table_id
 from pserver.errors import ServerError
-from pserver.wire import Command, Connection
+from pserver.wire import Command, Connection, Reply
 
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -39,13 +40,23 @@ def brpc_metrics(host: str, port: int, *, timeout_seconds: float = 2.0) -> dict[
     return found
 
 
+def num_keys(host: str, port: int, table: str, *, timeout_seconds: float = 5.0) -> int:
+    """Keys of a table on this server. Raises ServerError, also when the server has no such table."""
+    reply = _ask(host, port, Command.PRINT_TABLE_STAT, table_id(table), timeout_seconds)
+    return int.from_bytes(reply.data[:8], "little")
+
+
 def stop(host: str, port: int, *, timeout_seconds: float = 5.0) -> None:
     """Ask the server to end in order: it answers, then its process leaves `run_server`. Raises ServerError."""
+    _ask(host, port, Command.STOP_SERVER, 0, timeout_seconds)
+
+
+def _ask(host: str, port: int, command: Command, table: int, timeout_seconds: float) -> Reply:
     deadline = time.monotonic() + timeout_seconds
-    connection = Connection(f"{host}:{port}", connect_timeout_seconds=timeout_seconds)
+    connection = Connection(f"{_bracketed(host)}:{port}", connect_timeout_seconds=timeout_seconds)
     try:
-        connection.send(Command.STOP_SERVER, 0, deadline=deadline)
-        connection.receive(deadline=deadline)
+        connection.send(command, table, deadline=deadline)
+        return connection.receive(deadline=deadline)
     finally:
         connection.close()
 

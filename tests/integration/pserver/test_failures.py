@@ -193,6 +193,9 @@ def test_something_else_on_the_port_is_not_healthy():
 def test_metrics_of_a_server(servers):
     metrics = probe.brpc_metrics(*address(servers.endpoints[0]))
     assert metrics["process_memory_resident"] > 10_000_000
+    assert probe.num_keys(*address(servers.endpoints[0]), "t") >= 0
+    with pytest.raises(ServerError, match="PRINT_TABLE_STAT"):
+        probe.num_keys(*address(servers.endpoints[0]), "another")
 
 
 def wait_for_state(pid, state):
