@@ -89,8 +89,11 @@ class CheckpointConfig(_Section):
     directory: str | None = None
     """Folder for `step-<n>` checkpoints and `LATEST`. None: `checkpoints` inside `run_dir`."""
 
+    every_steps: int | None = Field(default=None, ge=1)
+    """Steps between checkpoints during training. None: steps do not count."""
+
     every_minutes: float | None = Field(default=None, gt=0)
-    """Minutes between checkpoints during training. None: only the final one."""
+    """Minutes between checkpoints during training. None: time does not count. There is always one at the end."""
 
     keep: int = Field(default=3, ge=1)
     """How many committed checkpoints to keep; older ones are removed after a newer one is committed."""

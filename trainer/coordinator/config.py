@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
@@ -32,7 +34,12 @@ class ControlConfig(BaseModel):
     """When training is over, seconds the servers have to end by themselves; then they are killed."""
     pull_timeout_seconds: float = Field(default=30.0, gt=0)
     """A pull that took longer is never trained on: Paddle returns garbage after a failed one."""
-    max_restarts: int = Field(default=0, ge=0)
+    stop_save_seconds: float = Field(default=60.0, ge=0)
+    """On an ordered stop, seconds more that a checkpoint may take which has begun within `stop_seconds`."""
+    leases: Literal["dynamic", "static"] = "dynamic"
+    """Who reads which slice of an epoch: dynamic gives a slice to whoever asks next, so that a slow trainer takes fewer;
+    static deals all slices out beforehand, so that a run can be repeated exactly."""
+    max_restarts: int = Field(default=3, ge=0)
     """How often in a row the job starts again after a loss; counted anew after each committed checkpoint."""
     backoff_seconds: float = Field(default=1.0, ge=0)
     """Pause before the first restart; doubled for each one that follows without progress."""
