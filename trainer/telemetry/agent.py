@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import psutil
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
@@ -54,6 +56,7 @@ class Telemetry(Collector):
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._set("agent_info", 1, version=version)
+        self._set("agent_memory_limit_bytes", memory_limit_bytes())
         for name in (
             "joined",
             "incarnation",
@@ -180,6 +183,17 @@ class Telemetry(Collector):
     def describe(self) -> Iterator[Family]:
         """Names only: registering asks nothing."""
         return self.series.collect()
+
+
+def memory_limit_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """The memory limit of this process's container (cgroup v2 or v1), or else the machine's memory."""
+    total = int(psutil.virtual_memory().total)
+    for file in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes"):
+        try:
+            return min(total, int(file.read_text()))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return total
 
 
 def _number(value: Any) -> float | None:
