@@ -280,7 +280,7 @@ class DenseProgram:
 
     def predict(self, batch: Any, rows: Mapping[str, Floats]) -> Floats:
         """Log-odds [B, Y], without dropout."""
-        (logit_BY,) = self._run(self._predict, self.feed(batch, rows), [self._logit])
+        logit_BY: Floats = self._run(self._predict, self.feed(batch, rows), [self._logit])[0]
         return logit_BY
 
     def _run(self, program: Any, feed: dict[str, NDArray[Any]], fetch: list[Variable]) -> list[Any]:

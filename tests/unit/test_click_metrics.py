@@ -1,4 +1,4 @@
-"""Click metrics against scikit-learn, merged in any order, on ties and on one class only."""
+"""Click metrics against scikit-learn and NumPy, merged in any order, on ties and on one class only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
-from trainer.metrics import ClickMetrics
+from trainer.metrics import BAND_EDGES, ClickMetrics, GroupedMetrics, GroupedSums
 
 
 def _report(logit: np.ndarray, label: np.ndarray, *, parts: int = 1, bits: int = 20):
@@ -69,7 +69,9 @@ def test_one_class_leaves_auc_undefined(label: float) -> None:
 
 def test_no_rows_leave_everything_undefined() -> None:
     report = ClickMetrics().report()
-    assert (report.rows, report.auc, report.logloss, report.calibration) == (0, None, None, None)
+    assert report.rows == 0
+    assert (report.auc, report.logloss, report.normalised_entropy) == (None, None, None)
+    assert (report.calibration, report.calibration_error, list(report.bands)) == (None, None, [])
 
 
 def test_both_zeros_tie() -> None:
@@ -81,3 +83,103 @@ def test_decay_forgets() -> None:
     metrics.update(np.array([1.0] * 10, np.float32), np.zeros(10))
     metrics.decay(0.5)
     assert metrics.report().rows == 5
+
+
+def _clicks(rows: int, seed: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    logit = (2 * rng.standard_normal(rows) - 1).astype(np.float32)
+    return logit, (rng.random(rows) < 1 / (1 + np.exp(-0.7 * logit))).astype(np.float32)
+
+
+def test_normalised_entropy_compares_with_the_constant_rate() -> None:
+    logit, label = _clicks(5000)
+    constant = np.full(len(label), label.mean(), np.float64)
+    expected = log_loss(label, 1 / (1 + np.exp(-logit.astype(np.float64)))) / log_loss(label, constant)
+    assert _report(logit, label, parts=3).normalised_entropy == pytest.approx(expected, rel=1e-6)
+    assert _report(logit, np.ones_like(label)).normalised_entropy is None
+    at_rate = _report(np.full(4, np.log(1 / 3), np.float32), np.array([1, 0, 0, 0]))
+    assert at_rate.normalised_entropy == pytest.approx(1.0)
+
+
+def test_bands_of_the_reliability_diagram() -> None:
+    logit, label = _clicks(5000)
+    probability = 1 / (1 + np.exp(-logit.astype(np.float64)))
+    report = _report(logit, label, parts=4)
+    where = np.digitize(logit, BAND_EDGES)
+    error, at = 0.0, 0
+    for band in range(len(BAND_EDGES) + 1):
+        inside = where == band
+        if inside.any():
+            assert report.bands[at].rows == inside.sum()
+            assert report.bands[at].positives == label[inside].sum()
+            assert report.bands[at].prediction == pytest.approx(probability[inside].mean())
+            error += abs(probability[inside].sum() - label[inside].sum())
+            at += 1
+    assert at == len(report.bands)
+    assert report.calibration_error == pytest.approx(error / len(label))
+
+
+def _grouped(group: np.ndarray, logit: np.ndarray, label: np.ndarray, parts: int = 1) -> GroupedMetrics:
+    whole = GroupedMetrics()
+    for rows in np.array_split(np.random.default_rng(1).permutation(len(group)), parts):
+        part = GroupedMetrics()
+        part.update(group[rows], logit[rows], label[rows])
+        whole.merge(part)
+    return whole
+
+
+@pytest.mark.parametrize("parts", [1, 5])
+def test_metrics_by_group_agree_with_scikit_learn(parts: int) -> None:
+    logit, label = _clicks(3000)
+    logit = np.round(logit, 1)  # ties
+    keys = np.random.default_rng(2).integers(2**63, 2**64, 300, dtype=np.uint64)  # beyond int64
+    group = keys[np.minimum(np.random.default_rng(3).geometric(0.02, 3000), 299)]
+    grouped = _grouped(group, logit, label, parts)
+    reports = grouped.by_group()
+    weights, clicks, aucs, left_out = [], [], [], 0
+    for value in np.unique(group):
+        mine, report = group == value, reports[int(value.astype(np.int64))]
+        assert (report.rows, report.positives) == (mine.sum(), label[mine].sum())
+        probability = 1 / (1 + np.exp(-logit[mine].astype(np.float64)))
+        assert report.logloss == pytest.approx(log_loss(label[mine], probability, labels=[0, 1]), rel=1e-6)
+        if 0 < report.positives < report.rows:
+            expected = roc_auc_score(label[mine], logit[mine])
+            assert report.auc == pytest.approx(expected, abs=1e-12)
+            assert report.calibration == pytest.approx(probability.sum() / label[mine].sum())
+            aucs.append(expected)
+            weights.append(report.rows)
+            clicks.append(report.positives)
+        else:
+            assert report.auc is None
+            left_out += 1
+    total = grouped.report()
+    assert left_out > 0
+    assert (total.groups, total.groups_left_out) == (len(aucs), left_out)
+    assert total.gauc == pytest.approx(np.average(aucs, weights=weights))
+    assert total.gauc_by_clicks == pytest.approx(np.average(aucs, weights=clicks))
+
+
+def test_groups_in_parts_are_whole_and_add_up() -> None:
+    logit, label = _clicks(2000)
+    group = np.random.default_rng(2).integers(0, 90, 2000)
+    grouped = _grouped(group, logit, label)
+    parts = [grouped.rows(part, 7) for part in range(7)]
+    assert min(len(set(rows[0].tolist())) for rows in parts) > 0
+    assert sum(len(set(rows[0].tolist())) for rows in parts) == len(set(group.tolist()))
+    sums = GroupedSums()
+    for rows in parts:
+        sums.add(rows)
+    whole = grouped.report()
+    assert sums.report().gauc == pytest.approx(whole.gauc)
+    assert sums.report().groups == whole.groups
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_groups_of_one_class_leave_grouped_auc_undefined(label: float) -> None:
+    report = _grouped(np.array([1, 1, 2]), np.array([0.1, 0.2, 0.3], np.float32), np.full(3, label)).report()
+    assert (report.gauc, report.gauc_by_clicks, report.groups, report.groups_left_out) == (None, None, 0, 2)
+
+
+def test_no_groups_at_all() -> None:
+    assert GroupedMetrics().report().gauc is None
+    assert GroupedMetrics().by_group() == {}

@@ -1,0 +1,126 @@
+"""Metrics merged over trainers equal the metrics of all rows in one place, however the rows are split."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from data_pipeline.batch import Batch
+from trainer.evaluate import Scores, merge_groups
+from trainer.metrics import GroupedMetrics
+
+
+class Together:
+    """Stands in for the trainers' group: `sum` adds the arrays of all threads."""
+
+    def __init__(self, num_trainers: int) -> None:
+        self.num_trainers = num_trainers
+        self.barrier = threading.Barrier(num_trainers, timeout=30)
+        self.arrays: list[np.ndarray | None] = [None] * num_trainers
+
+    def member(self, rank: int) -> Member:
+        return Member(self, rank)
+
+
+class Member:
+    def __init__(self, together: Together, rank: int) -> None:
+        self.together, self.rank, self.num_trainers = together, rank, together.num_trainers
+
+    def sum(self, array: np.ndarray) -> np.ndarray:
+        shared = self.together
+        shared.arrays[self.rank] = array.copy()
+        shared.barrier.wait()
+        assert len({(a.shape, a.dtype) for a in shared.arrays}) == 1
+        array[...] = np.sum(shared.arrays, axis=0)
+        shared.barrier.wait()
+        return array
+
+    def gather(self, value: int) -> list[int]:
+        slots = np.zeros(self.num_trainers, np.int64)
+        slots[self.rank] = value
+        return [int(v) for v in self.sum(slots)]
+
+
+def on_all(num_trainers: int, work) -> list:
+    together = Together(num_trainers)
+    with ThreadPoolExecutor(num_trainers) as pool:
+        return list(pool.map(lambda rank: work(together.member(rank)), range(num_trainers)))
+
+
+def batch_of(label: np.ndarray, group: np.ndarray | None) -> Batch:
+    return Batch(len(label), np.zeros((len(label), 0), np.float32), label, {}, (), group_B=group)
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    logit = rng.standard_normal((900, 2)).astype(np.float32)
+    label = (rng.random((900, 2)) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+    return logit, label, rng.integers(0, 60, 900).astype(np.uint64)
+
+
+@pytest.mark.parametrize("splits", [[450, 450], [0, 900], [100, 0, 800]])
+def test_all_trainers_get_the_metrics_of_all_rows(rows, splits: list[int]) -> None:
+    logit, label, group = rows
+    alone = Scores(["click", "buy"])
+    alone.update(batch_of(label, group), logit)
+    [expected] = on_all(1, alone.merged)
+    ends = np.cumsum(splits)
+
+    def one_trainer(sync: Member) -> dict:
+        scores = Scores(["click", "buy"])
+        start, end = ends[sync.rank] - splits[sync.rank], ends[sync.rank]
+        for at in range(start, end, 128):
+            part = slice(at, min(at + 128, end))
+            scores.update(batch_of(label[part], group[part]), logit[part])
+        return scores.merged(sync)
+
+    reports = on_all(len(splits), one_trainer)
+    for report in reports:
+        assert set(report["labels"]) == {"click", "buy"}
+        assert report["labels"]["click"] == {k: v for k, v in report.items() if k != "labels"}
+        for name in ("click", "buy"):
+            for key, value in expected["labels"][name].items():
+                if key != "bands":
+                    assert report["labels"][name][key] == pytest.approx(value, rel=1e-12), (name, key)
+        assert report["rows"] == 900
+        assert report["groups"] > 0
+    assert reports[0]["labels"]["buy"]["auc"] != reports[0]["auc"]
+
+
+def test_groups_meet_in_several_parts(rows) -> None:
+    logit, label, group = rows
+    whole = GroupedMetrics()
+    whole.update(group, logit[:, 0], label[:, 0])
+
+    def one_trainer(sync: Member) -> float | None:
+        grouped = GroupedMetrics()
+        mine = slice(sync.rank, None, sync.num_trainers)
+        grouped.update(group[mine], logit[mine, 0], label[mine, 0])
+        return merge_groups(grouped, sync, rows_per_merge=100).report().gauc
+
+    assert on_all(3, one_trainer) == pytest.approx([whole.report().gauc] * 3)
+
+
+def test_rows_without_a_group_count_in_the_rest(rows) -> None:
+    logit, label, group = rows
+    scores = Scores(["click"])
+    scores.update(batch_of(label[:, :1], np.where(group < 30, 0, group)), logit[:, :1])
+    [report] = on_all(1, scores.merged)
+    kept = group >= 30
+    only = Scores(["click"])
+    only.update(batch_of(label[kept, :1], group[kept]), logit[kept, :1])
+    [expected] = on_all(1, only.merged)
+    assert report["rows"] == 900
+    assert report["gauc"] == pytest.approx(expected["gauc"])
+    assert "labels" not in report
+
+
+def test_without_groups_there_is_no_grouped_auc(rows) -> None:
+    logit, label, _ = rows
+    scores = Scores(["click"])
+    scores.update(batch_of(label[:, :1], None), logit[:, :1])
+    assert "gauc" not in on_all(1, scores.merged)[0]
