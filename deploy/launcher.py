@@ -387,6 +387,9 @@ class _Launcher:
                 if self._coordinator.returncode is None:
                     with contextlib.suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(self._coordinator.wait(), 2.0)
+                await asyncio.wait({watching}, timeout=2.0)  # its last word may be read after its exit was noticed
+                if self._over:
+                    return
                 self._lose_coordinator(describe_exit(self._coordinator.returncode or 0))
                 return
             if now - self._seen.at > silence:
