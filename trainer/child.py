@@ -174,6 +174,7 @@ class Trainer:
             loop.progress.epoch = epoch
             pass_started = time.monotonic()
             slices = assign(plan_epoch(data, job.seed, epoch), self.spec.num_trainers, self.spec.rank)
+            synchronous = job.train.max_staleness_steps == 0 and self.spec.num_trainers > 1
             with (
                 Loader(data, job.data, slices, seed=job.seed, epoch=epoch) as loader,
                 Exchange(
@@ -181,10 +182,10 @@ class Trainer:
                     iter(loader),
                     max_staleness_steps=job.train.max_staleness_steps,
                     embedding_l2=job.train.embedding_l2,
+                    wait_for_all=synchronous,
                     traffic=self.traffic,
                 ) as exchange,
             ):
-                synchronous = job.train.max_staleness_steps == 0 and self.spec.num_trainers > 1
                 self.loader = loader
                 finished = loop.epoch(exchange, synchronous=synchronous, on_checkpoint=lambda: None)
                 self.data_counters.update(loader.counters)

@@ -62,6 +62,7 @@ class Exchange:
         batches: this trainer's batches; drawn in the pulling thread.
         max_staleness_steps: see the module's docstring.
         embedding_l2: L2 penalty per occurrence, added to the gradients before the push.
+        wait_for_all: a push counts as applied only after `release`, so that several trainers can keep one step.
         traffic: counts what is moved.
     """
 
@@ -72,11 +73,14 @@ class Exchange:
         *,
         max_staleness_steps: int,
         embedding_l2: float = 0.0,
+        wait_for_all: bool = False,
         traffic: Traffic | None = None,
     ) -> None:
         self._client, self._batches, self._l2 = client, batches, embedding_l2
         self._staleness = max_staleness_steps
         self._settled = 0  # batches whose push has reached the servers, or that were skipped
+        self._released = 0  # the same, as far as pulls may count on it
+        self._wait_for_all = wait_for_all
         self._changed = threading.Condition()
         self._closed = False
         self._error: BaseException | None = None
@@ -126,6 +130,12 @@ class Exchange:
                 self._changed.wait(0.2)
         self._raise_error()
 
+    def release(self) -> None:
+        """All trainers have drained: pulls may rely on every push so far."""
+        with self._changed:
+            self._released = self._settled
+            self._changed.notify_all()
+
     def close(self) -> None:
         """End both threads. Batches pulled but not taken are dropped."""
         with self._changed:
@@ -158,6 +168,8 @@ class Exchange:
     def _settle(self) -> None:
         with self._changed:
             self._settled += 1
+            if not self._wait_for_all:
+                self._released = self._settled
             self._changed.notify_all()
 
     def _pull_all(self) -> None:
@@ -165,7 +177,7 @@ class Exchange:
         try:
             for number, batch in enumerate(self._batches):
                 with self._changed:
-                    while self._settled < number - self._staleness and not self._closed and self._error is None:
+                    while self._released < number - self._staleness and not self._closed and self._error is None:
                         self._changed.wait()
                     if self._closed or self._error is not None:
                         return

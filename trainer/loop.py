@@ -128,7 +128,7 @@ class TrainLoop:
 
         Args:
             exchange: this trainer's batches of the epoch (or of what is left of it).
-            synchronous: wait for all trainers' pushes after every step.
+            synchronous: after every step, wait until all trainers' pushes are applied (`exchange` must `wait_for_all`).
             on_checkpoint: called on all trainers at the same step boundary, with no push in flight on this trainer.
 
         Raises:
@@ -141,6 +141,7 @@ class TrainLoop:
                 exchange.drain()
             if synchronous:
                 self._sync.barrier()
+                exchange.release()
             if outcome.epoch_over:
                 return True
             if outcome.checkpoint:
