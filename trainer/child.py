@@ -32,6 +32,7 @@ from trainer.exchange import Exchange, Traffic
 from trainer.link import AgentLink
 from trainer.loop import Progress, Signals, TrainLoop
 from trainer.program import DenseProgram, ListFeature, TableLayout
+from trainer.schedule import rate_factor
 
 EXIT_DONE, EXIT_FIX_JOB, EXIT_RETRY = 0, 64, 75
 _SECONDS_BETWEEN_PROGRESS = 0.5
@@ -166,8 +167,15 @@ class Trainer:
                 self.link.event("progress", **self._progress(loop, total_rows, now - started))
                 loop.running.decay(0.98)
 
+        steps_per_epoch = -(-data.num_rows // (job.data.batch_rows * self.spec.num_trainers))
+        total_steps = steps_per_epoch * job.train.epochs  # the same number on every trainer; the true one is about that
         loop = TrainLoop(
-            self.program, self.sync, max_bad_steps=job.train.max_bad_steps, signals=self.signals, on_step=on_step
+            self.program,
+            self.sync,
+            max_bad_steps=job.train.max_bad_steps,
+            signals=self.signals,
+            on_step=on_step,
+            rate_factor=lambda step: rate_factor(job.train.dense.schedule, step, total_steps),
         )
         passes: list[dict[str, float]] = []
         for epoch in range(job.train.epochs):
@@ -274,7 +282,7 @@ class Trainer:
         slices = assign(plan_epoch(data, job.seed, 0), self.spec.num_trainers, self.spec.rank)
         started = time.monotonic()
         with Loader(data, job.data, slices, seed=job.seed, epoch=0, training=False) as loader:
-            report = evaluate(self.program, self.client, self.sync, iter(loader))
+            report = evaluate(self.program, self.client, self.sync, iter(loader), labels=job.data.labels)
         return {**report, "seconds": time.monotonic() - started}
 
 

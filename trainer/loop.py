@@ -105,6 +105,7 @@ class TrainLoop:
         sync: the trainers' group.
         max_bad_steps: see `TrainConfig.max_bad_steps`.
         on_step: called after every step with the spans of this trainer's batch, trained or skipped as bad.
+        rate_factor: factor on the dense learning rate in each step; the first step is 0.
     """
 
     def __init__(
@@ -115,9 +116,10 @@ class TrainLoop:
         max_bad_steps: int,
         signals: Signals,
         on_step: Callable[[Progress, tuple[Span, ...]], None],
+        rate_factor: Callable[[int], float] = lambda _: 1.0,
     ) -> None:
         self._program, self._sync, self._signals, self._on_step = program, sync, signals, on_step
-        self._max_bad_steps = max_bad_steps
+        self._max_bad_steps, self._rate_factor = max_bad_steps, rate_factor
         self._buffer_N = np.zeros(program.num_floats + len(Slot), np.float32)
         self.progress = Progress()
         self.running = ClickMetrics(bits=14)
@@ -181,7 +183,8 @@ class TrainLoop:
         progress.epoch_rows += int(agreed[Slot.ROWS])
         bad = agreed[Slot.BAD] > 0 or not np.isfinite(agreed[Slot.LOSS])
         if agreed[Slot.ROWS] > 0 and not bad and agreed[Slot.WEIGHT] > 0:
-            program.apply(buffer_N[:count], agreed[Slot.WEIGHT])
+            factor = self._rate_factor(progress.step - 1)
+            program.apply(buffer_N[:count], agreed[Slot.WEIGHT], rate_factor=factor)
             progress.loss_sum += agreed[Slot.LOSS]
             progress.weight_sum += agreed[Slot.WEIGHT]
             progress.last_loss = agreed[Slot.LOSS] / agreed[Slot.WEIGHT]
