@@ -132,7 +132,7 @@ def metrics_address(job: JobConfig, role: str, rank: int = 0) -> str | None:
 
 def targets_folder(job: JobConfig) -> Path:
     """Where the processes of a job say to Prometheus (file_sd_configs) that they are there."""
-    return Path(job.run_dir).absolute() / "targets"
+    return Path(job.metrics.targets or Path(job.run_dir, "targets")).absolute()
 
 
 def run_local(

@@ -339,6 +339,7 @@ def _absolute_paths(raw: dict[str, Any]) -> dict[str, Any]:
     for section, keys in {
         "data": ("train", "eval", "fitted", "quarantine_directory"),
         "checkpoint": ("directory",),
+        "metrics": ("targets",),
     }.items():
         block = out.get(section)
         if isinstance(block, dict):

@@ -112,7 +112,11 @@ CATALOGUE: tuple[Metric, ...] = (
             Label("reason", FAILURES),
         ),
         ("agent_child_memory_bytes", _G, "Resident memory of the child; 0 without one."),
-        ("agent_memory_limit_bytes", _G, "Memory that this role may use: its container's limit, or the machine's memory."),
+        (
+            "agent_memory_limit_bytes",
+            _G,
+            "Memory that this role may use: its container's limit, or the machine's memory.",
+        ),
         ("agent_child_cpu_seconds_total", _C, "CPU time of all children of this agent process."),
         ("agent_child_log_lines_total", _C, "Log events of children, by level.", Label("level", LEVELS)),
         ("agent_last_event_timestamp_seconds", _G, "Unix time of the child's last event; 0 before the first."),

@@ -19,6 +19,9 @@ class MetricsConfig(BaseModel):
     first_port: int | None = Field(default=None, ge=1, le=65535)
     """Port of the coordinator; servers and then trainers follow by rank. None: free ones. A taken one warns."""
 
+    targets: str | None = None
+    """Folder where the processes leave files for Prometheus's file_sd_configs. None: `targets` inside `run_dir`."""
+
     def port(self, role: str, rank: int, num_servers: int) -> int:
         """The port of one process of a job with so many servers; 0 for any free one."""
         if self.first_port is None:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 
 class TargetFile:
-    """`<folder>/<role>-<rank>.json`, written at once or not at all, removed in the end.
+    """`<folder>/<job>-<role>-<rank>.json`, written at once or not at all, removed in the end.
 
     The `instance` is job, role and rank instead of host and port: a role that starts again, elsewhere or at another
     port, continues its series.
     """
 
     def __init__(self, folder: Path, job: str, role: str, rank: int) -> None:
-        self._path = folder / f"{role}-{rank}.json"
         self._instance = f"{job}-{role}-{rank}"
+        self._path = folder / f"{self._instance}.json"
 
     def write(self, host: str, port: int, scheme: str) -> None:
         """Raises OSError."""
