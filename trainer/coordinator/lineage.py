@@ -1,0 +1,333 @@
+"""Which rows the model has seen: epochs, leases, cursors, as pure bookkeeping. No clock, no disk, no gRPC.
+
+The rows of a slice are trained in the slice's own order, so what is done of it is a number: its first n rows. A cursor
+moves these numbers forward by what all trainers say they have trained since the cursor before. What they say must fit
+without overlap or gap, or nothing is saved: so whatever was killed, in the line of checkpoints that leads to the final
+model each row of an epoch stands exactly once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+CURSOR_VERSION = 1
+_LARGEST_LEASE = 8
+
+
+class LineageError(ValueError):
+    """A request that cannot be granted. kind: as of a child's error event."""
+
+    def __init__(self, message: str, kind: str = "runtime") -> None:
+        self.kind = kind
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """What all trainers have trained at one step; to be saved under the name `draft`, then committed or forgotten."""
+
+    step: int
+    draft: str
+    body: Mapping[str, Any]
+    """What the checkpoint's cursor.json says."""
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """What the trainers say an epoch consists of."""
+
+    fingerprint: str
+    slice_rows: int
+    seed: int
+    sizes: Mapping[int, int]
+    """Rows by slice, in the order in which slices are given out."""
+
+    @classmethod
+    def from_request(cls, asked: Mapping[str, Any]) -> EpochPlan:
+        sizes = {int(index): int(rows) for index, rows in asked["slices"]}
+        if len(sizes) != len(asked["slices"]) or not all(rows > 0 for rows in sizes.values()):
+            raise LineageError("the plan of an epoch names a slice twice, or one without rows")
+        return cls(str(asked["fingerprint"]), int(asked["slice_rows"]), int(asked["seed"]), sizes)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.sizes.values())
+
+
+@dataclass
+class _Place:
+    """Where the model stands: rows done of each slice of one epoch; those before it are complete."""
+
+    epoch: int = 0
+    done: dict[int, int] = field(default_factory=dict)
+    step: int = 0
+    rows: int = 0
+
+
+class Lineage:
+    """The bookkeeping of one job. `begin` starts each incarnation.
+
+    Args:
+        num_trainers: how many trainers ask.
+        num_epochs: how many epochs the job has.
+        cursor: of the checkpoint to begin with; None: from nothing.
+    """
+
+    def __init__(self, num_trainers: int, num_epochs: int, cursor: Mapping[str, Any] | None = None) -> None:
+        self._num_trainers, self._num_epochs = num_trainers, num_epochs
+        self._committed = dict(cursor) if cursor is not None else None
+        self.begin(0)
+
+    @property
+    def cursor(self) -> dict[str, Any] | None:
+        """Of the last committed checkpoint."""
+        return self._committed
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a cursor waits for its commit, or some trainers have asked for one."""
+        return self._pending is not None or bool(self._reports)
+
+    def begin(self, incarnation: int) -> None:
+        """Forget everything since the last committed checkpoint."""
+        saved = self._committed
+        position: Mapping[str, Any] = saved["position"] if saved else {}
+        done = {int(index): int(rows) for index, rows in position.get("done", ())}
+        self._incarnation = incarnation
+        self._saved_position = position if done else None  # without rows done in its epoch, any data may follow
+        self._place = _Place(
+            position.get("epoch", 0), done, saved["step"] if saved else 0, saved["rows"] if saved else 0
+        )
+        self._begun = (self._place.epoch, dict(done))
+        self._plans: dict[int, EpochPlan] = {}
+        self._queues: dict[int, deque[int]] = {}
+        self._unsaved: dict[tuple[int, int], list[int]] = {}  # (epoch, slice): [first row, rows] since the commit
+        self._skipped: list[list[int]] = []
+        self._reports: dict[int, Mapping[str, Any]] = {}
+        self._pending: Cursor | None = None
+        self._num_drafts = 0
+
+    # -- epochs and leases
+
+    def open_epoch(self, asked: Mapping[str, Any]) -> tuple[dict[int, int], EpochPlan | None]:
+        """A trainer begins an epoch: rows already done of it, by slice; the plan when this is the first to say so.
+
+        Raises:
+            LineageError: the trainers read different data, or others than the checkpoint was made of.
+        """
+        epoch, plan = int(asked["epoch"]), EpochPlan.from_request(asked)
+        first, done = self._begun
+        if not first <= epoch < max(self._num_epochs, first + 1):
+            raise LineageError(f"epoch {epoch} was begun; the job has {self._num_epochs} and stands in {first}")
+        known = self._plans.get(epoch)
+        if known is not None:
+            if known != plan or list(known.sizes) != list(plan.sizes):
+                raise LineageError(
+                    "the trainers do not read the same data: the fingerprint, the number of rows or the order of slices"
+                    " differs. Every trainer must see the same files under data.train.",
+                    "data",
+                )
+            return (dict(done) if epoch == first else {}), None
+        if epoch == first and self._saved_position is not None:
+            _check_same_data(plan, self._saved_position)
+        here = done if epoch == first else {}
+        if any(rows > plan.sizes.get(index, -1) for index, rows in here.items()):
+            raise LineageError("the checkpoint knows slices that the data does not have", "data")
+        self._plans[epoch] = plan
+        self._queues[epoch] = deque(index for index, rows in plan.sizes.items() if here.get(index, 0) < rows)
+        return dict(here), plan
+
+    def lease(self, epoch: int) -> list[int]:
+        """The next slices of an epoch; empty when it has no more. Each is given once in an incarnation."""
+        queue = self._queues.get(epoch)
+        if queue is None:
+            raise LineageError(f"a lease of epoch {epoch} was asked for before the epoch was begun")
+        share = len(queue) // (4 * self._num_trainers)
+        return [queue.popleft() for _ in range(min(len(queue), max(1, min(_LARGEST_LEASE, share))))]
+
+    # -- cursors
+
+    def report(self, rank: int, asked: Mapping[str, Any]) -> Cursor | None:
+        """What one trainer has trained since its report before; the cursor once all have reported.
+
+        Raises:
+            LineageError: reports do not fit together: nothing may be saved.
+        """
+        if self._pending is not None:
+            raise LineageError("a cursor was asked for while another waits for its commit")
+        if rank in self._reports:
+            raise LineageError(f"trainer {rank} asked twice for one cursor")
+        others = next(iter(self._reports.values()), asked)
+        if others["step"] != asked["step"]:
+            raise LineageError(f"trainers save at different steps: {others['step']} and {asked['step']}")
+        self._reports[rank] = asked
+        if len(self._reports) < self._num_trainers:
+            return None
+        reports, self._reports = self._reports, {}
+        return self._move(int(asked["step"]), reports)
+
+    def settle(self, cursor: Cursor, *, committed: bool) -> None:
+        """The cursor's checkpoint is committed, or has failed: then its rows count for the next one."""
+        if committed:
+            self._committed = dict(cursor.body)
+        if cursor is not self._pending:
+            return  # of an incarnation that is gone
+        self._pending = None
+        if committed:
+            self._unsaved, self._skipped = {}, []
+
+    def is_last(self, cursor: Cursor) -> bool:
+        """Whether nothing is left to train after it."""
+        return bool(cursor.body["position"]["epoch"] >= self._num_epochs)
+
+    def _move(self, step: int, reports: Mapping[int, Mapping[str, Any]]) -> Cursor:
+        place = self._place
+        runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for report in reports.values():
+            for epoch, index, start, rows in report["spans"]:
+                runs.setdefault((epoch, index), []).append((start, rows))
+        if step < place.step or (step == place.step and runs and place.step > 0):
+            raise LineageError(f"rows were trained, but the step is {step} after {place.step}")
+        moved: dict[tuple[int, int], tuple[int, int]] = {}
+        for (epoch, index), pieces in runs.items():
+            size = self._plans[epoch].sizes.get(index) if epoch in self._plans else None
+            if size is None:
+                raise LineageError(f"slice {index} of epoch {epoch} was trained, which no plan holds")
+            before = place.done.get(index, 0) if epoch == place.epoch else 0 if epoch > place.epoch else size
+            moved[epoch, index] = (before, _tile(epoch, index, before, size, pieces) - before)
+        done = dict(place.done)
+        epoch = place.epoch
+        for number in sorted({epoch, *(e for e, _ in runs)}):
+            if number > epoch:
+                raise LineageError(f"epoch {number} was begun before {_first_gap(self._plans.get(epoch), done, epoch)}")
+            done.update({index: start + rows for (e, index), (start, rows) in moved.items() if e == number})
+            plan = self._plans.get(number)
+            if plan is not None and done == dict(plan.sizes):
+                epoch, done = number + 1, {}
+        self._place = _Place(epoch, done, step, place.rows + sum(rows for _, rows in moved.values()))
+        for key, (start, rows) in moved.items():
+            self._unsaved.setdefault(key, [start, 0])[1] += rows
+        self._skipped += [list(span) for report in reports.values() for span in report.get("skipped", ())]
+        self._num_drafts += 1
+        draft = f".step-{step}-incarnation-{self._incarnation}-draft-{self._num_drafts}"
+        self._pending = Cursor(step, draft, self._body(draft))
+        return self._pending
+
+    def _body(self, draft: str) -> dict[str, Any]:
+        place = self._place
+        plan = self._plans.get(place.epoch) or self._plans.get(place.epoch - 1)
+        if plan is not None:
+            data = {"fingerprint": plan.fingerprint, "slice_rows": plan.slice_rows, "seed": plan.seed}
+        else:  # nothing was trained since the checkpoint that this incarnation began with
+            data = {k: v for k, v in (self._committed or {"position": {}})["position"].items() if k != "done"}
+        return {
+            "version": CURSOR_VERSION,
+            "step": place.step,
+            "incarnation": self._incarnation,
+            "draft": draft,
+            "parent": self._committed["draft"] if self._committed else None,
+            "rows": place.rows,
+            "position": {
+                **data,
+                "epoch": place.epoch,
+                "num_trainers": self._num_trainers,
+                "done": sorted([index, rows] for index, rows in place.done.items() if rows),
+            },
+            "spans": sorted([epoch, index, *run] for (epoch, index), run in self._unsaved.items()),
+            "skipped": sorted(self._skipped),
+        }
+
+
+def _tile(epoch: int, index: int, before: int, size: int, pieces: Sequence[tuple[int, int]]) -> int:
+    """The row after the pieces, which must follow each other from row `before` on."""
+    end = before
+    for start, rows in sorted(pieces):
+        if rows <= 0:
+            raise LineageError(f"slice {index} of epoch {epoch}: a span of {rows} rows")
+        if start < end:
+            raise LineageError(
+                f"slice {index} of epoch {epoch}: rows {start} to {min(end, start + rows)} trained twice"
+            )
+        if start > end:
+            raise LineageError(f"slice {index} of epoch {epoch}: rows {end} to {start} left out")
+        end = start + rows
+    if end > size:
+        raise LineageError(f"slice {index} of epoch {epoch}: {end} rows trained of {size}")
+    return end
+
+
+def _first_gap(plan: EpochPlan | None, done: Mapping[int, int], epoch: int) -> str:
+    for index, size in (plan.sizes if plan else {}).items():
+        if done.get(index, 0) < size:
+            return f"rows {done.get(index, 0)} to {size} of slice {index} of epoch {epoch} were trained"
+    return f"epoch {epoch} was trained"
+
+
+def _check_same_data(plan: EpochPlan, position: Mapping[str, Any]) -> None:
+    remedies = {
+        "fingerprint": "files were added, removed or rewritten in data.train: put the old ones back",
+        "slice_rows": "set data.shuffle.slice_rows back",
+        "seed": "set the seed back",
+    }
+    for key, remedy in remedies.items():
+        was, now = position[key], getattr(plan, key)
+        if was != now:
+            raise LineageError(
+                f"the checkpoint stands in the middle of epoch {position['epoch']} of other data ({key} was {was},"
+                f" now {now}): {remedy}, or start anew with --fresh",
+                "data",
+            )
+
+
+# ----------------------------------------------------------------------------------------------------------- the proof
+
+
+@dataclass(frozen=True)
+class EpochProof:
+    """How often the rows of an epoch were trained in one line of checkpoints."""
+
+    epoch: int
+    num_rows: int
+    num_trained: int
+    num_repeated: int
+    num_missing: int
+    num_skipped: int
+    """Of those trained: rows of steps whose gradients were not finite, so that they changed nothing."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Every row once."""
+        return self.num_missing == 0 and self.num_repeated == 0
+
+
+def prove(plans: Mapping[int, Mapping[int, int]], line: Iterable[Mapping[str, Any]]) -> list[EpochProof]:
+    """Counts from the spans alone, trusting nothing else.
+
+    Args:
+        plans: rows by slice, for each epoch.
+        line: cursors from the first to the last checkpoint of a line.
+    """
+    runs: dict[int, dict[int, list[tuple[int, int]]]] = {epoch: {} for epoch in plans}
+    skipped = dict.fromkeys(plans, 0)
+    for cursor in line:
+        for epoch, index, start, rows in cursor["spans"]:
+            runs.setdefault(epoch, {}).setdefault(index, []).append((start, start + rows))
+        for epoch, _, _, rows in cursor.get("skipped", ()):
+            skipped[epoch] = skipped.get(epoch, 0) + rows
+    proofs = []
+    for epoch in sorted(runs):
+        sizes = plans.get(epoch, {})
+        covered = repeated = 0
+        for index, pieces in runs[epoch].items():
+            end = 0
+            for start, stop in sorted(pieces):
+                inside = max(0, min(stop, sizes.get(index, 0)) - max(start, end))
+                covered += inside
+                repeated += stop - start - inside
+                end = max(end, stop)
+        total = sum(sizes.values())
+        proofs.append(EpochProof(epoch, total, covered + repeated, repeated, total - covered, skipped.get(epoch, 0)))
+    return proofs
