@@ -50,7 +50,7 @@ class Run:
         asked = {
             "epoch": self.epoch,
             "fingerprint": "f",
-            "slice_rows": 9,
+            "order": "o",
             "seed": SEED,
             "slices": [list(s) for s in plan],
         }
@@ -149,7 +149,7 @@ def one(spans: list[list[int]], *, sizes: dict[int, int] | None = None, num_epoc
     lineage = Lineage(1, num_epochs)
     lineage.begin(1)
     slices = [list(s) for s in (sizes or {0: 10, 1: 10}).items()]
-    lineage.open_epoch({"epoch": 0, "fingerprint": "f", "slice_rows": 10, "seed": 1, "slices": slices})
+    lineage.open_epoch({"epoch": 0, "fingerprint": "f", "order": "o", "seed": 1, "slices": slices})
     return lineage.report(0, {"step": 3, "epoch": 0, "spans": spans, "skipped": []})
 
 
@@ -173,7 +173,7 @@ def test_spans_that_do_not_fit_are_refused(spans: list[list[int]], message: str)
 def test_an_epoch_does_not_begin_before_the_one_before_it_is_complete() -> None:
     lineage = Lineage(1, 2)
     lineage.begin(1)
-    plan = {"fingerprint": "f", "slice_rows": 10, "seed": 1, "slices": [[0, 10], [1, 10]]}
+    plan = {"fingerprint": "f", "order": "o", "seed": 1, "slices": [[0, 10], [1, 10]]}
     lineage.open_epoch({"epoch": 0, **plan})
     lineage.open_epoch({"epoch": 1, **plan})
     with pytest.raises(LineageError, match="epoch 1 was begun before rows 5 to 10 of slice 1 of epoch 0"):
@@ -183,7 +183,7 @@ def test_an_epoch_does_not_begin_before_the_one_before_it_is_complete() -> None:
 def test_trainers_that_read_different_data_are_told() -> None:
     lineage = Lineage(2, 1)
     lineage.begin(1)
-    asked = {"epoch": 0, "fingerprint": "f", "slice_rows": 10, "seed": 1, "slices": [[0, 10]]}
+    asked = {"epoch": 0, "fingerprint": "f", "order": "o", "seed": 1, "slices": [[0, 10]]}
     lineage.open_epoch(asked)
     with pytest.raises(LineageError, match="do not read the same data") as refusal:
         lineage.open_epoch({**asked, "fingerprint": "g"})
@@ -192,21 +192,21 @@ def test_trainers_that_read_different_data_are_told() -> None:
         lineage.open_epoch({**asked, "slices": [[0, 9]]})
 
 
-@pytest.mark.parametrize("key", ["fingerprint", "slice_rows", "seed"])
+@pytest.mark.parametrize("key", ["fingerprint", "order", "seed"])
 def test_other_data_than_the_checkpoints_is_refused_in_the_middle_of_an_epoch(key: str) -> None:
-    asked: dict[str, Any] = {"epoch": 0, "fingerprint": "f", "slice_rows": 10, "seed": 1, "slices": [[0, 10]]}
+    asked: dict[str, Any] = {"epoch": 0, "fingerprint": "f", "order": "o", "seed": 1, "slices": [[0, 10]]}
     cursor = one([[0, 0, 0, 5]], sizes={0: 10})
     assert cursor is not None
     lineage = Lineage(1, 2, cursor.body)
     lineage.begin(2)
     with pytest.raises(LineageError, match=key) as refusal:
-        lineage.open_epoch({**asked, key: 2 if key != "fingerprint" else "g"})
+        lineage.open_epoch({**asked, key: 2 if key == "seed" else "other"})
     assert refusal.value.kind == "data"
     at_the_end = one([[0, 0, 0, 10]], sizes={0: 10})
     assert at_the_end is not None
     after = Lineage(1, 2, at_the_end.body)
     after.begin(2)
-    assert after.open_epoch({**asked, "epoch": 1, key: 2 if key != "fingerprint" else "g"})[0] == {}
+    assert after.open_epoch({**asked, "epoch": 1, key: 2 if key == "seed" else "other"})[0] == {}
 
 
 def test_trainers_at_different_steps_are_told() -> None:

@@ -40,7 +40,8 @@ class EpochPlan:
     """What the trainers say an epoch consists of."""
 
     fingerprint: str
-    slice_rows: int
+    order: str
+    """What the order of the rows within a slice depends on, besides seed and epoch."""
     seed: int
     sizes: Mapping[int, int]
     """Rows by slice, in the order in which slices are given out."""
@@ -50,7 +51,8 @@ class EpochPlan:
         sizes = {int(index): int(rows) for index, rows in asked["slices"]}
         if len(sizes) != len(asked["slices"]) or not all(rows > 0 for rows in sizes.values()):
             raise LineageError("the plan of an epoch names a slice twice, or one without rows")
-        return cls(str(asked["fingerprint"]), int(asked["slice_rows"]), int(asked["seed"]), sizes)
+        order = str(asked.get("order") or f"slices of {asked['slice_rows']} rows")
+        return cls(str(asked["fingerprint"]), order, int(asked["seed"]), sizes)
 
     @property
     def num_rows(self) -> int:
@@ -220,7 +222,7 @@ class Lineage:
         place = self._place
         plan = self._plans.get(place.epoch) or self._plans.get(place.epoch - 1)
         if plan is not None:
-            data = {"fingerprint": plan.fingerprint, "slice_rows": plan.slice_rows, "seed": plan.seed}
+            data = {"fingerprint": plan.fingerprint, "order": plan.order, "seed": plan.seed}
         else:  # nothing was trained since the checkpoint that this incarnation began with
             data = {k: v for k, v in (self._committed or {"position": {}})["position"].items() if k != "done"}
         return {
@@ -269,7 +271,7 @@ def _first_gap(plan: EpochPlan | None, done: Mapping[int, int], epoch: int) -> s
 def _check_same_data(plan: EpochPlan, position: Mapping[str, Any]) -> None:
     remedies = {
         "fingerprint": "files were added, removed or rewritten in data.train: put the old ones back",
-        "slice_rows": "set data.shuffle.slice_rows back",
+        "order": "set data.shuffle and data.memory_bytes back",
         "seed": "set the seed back",
     }
     for key, remedy in remedies.items():
