@@ -20,7 +20,7 @@ import re
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from pserver.config import TableConfig, table_id
 from pserver.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -75,6 +75,13 @@ class SavedTable:
         return sum(part.num_bytes for part in self.parts)
 
     @property
+    def content_id(self) -> str:
+        """Names the files' content: equal for a copy, different after any training."""
+        import xxhash
+
+        return xxhash.xxh3_128_hexdigest("".join(part.xxh3_128 for part in self.parts).encode())
+
+    @property
     def folder(self) -> Path:
         """The folder that holds the parts."""
         return self.directory / f"{table_id(self.name):03d}"
@@ -100,6 +107,15 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.keys_N)
+
+    def take(self, which: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Rows:
+        """Some of the rows."""
+        return Rows(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
+
+    @staticmethod
+    def concatenate(parts: Sequence[Rows]) -> Rows:
+        """All rows of several batches (at least one) of one table."""
+        return Rows(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Rows)})
 
 
 def state_widths(config: TableConfig) -> tuple[int, int]:
@@ -195,14 +211,14 @@ def verify(saved: SavedTable) -> None:
 
 def check_fits(saved: SavedTable, name: str, config: TableConfig, seed: int) -> None:
     """Raise CheckpointError unless a table of this name, config and seed can go on from the saved one."""
-    fields: list[tuple[str, object, object]] = [
+    must_agree: list[tuple[str, object, object]] = [
         ("width", saved.config.width, config.width),
         ("first_order", saved.config.first_order, config.first_order),
         ("optimizer.rule", saved.config.optimizer.rule, config.optimizer.rule),
         ("initial_range", saved.config.initial_range, config.initial_range),
         ("seed", saved.seed, seed),
     ]
-    for field, was, wanted in fields:
+    for field, was, wanted in must_agree:
         if was != wanted:
             raise CheckpointError(
                 f"table {name!r}: {field} is {wanted}, but {saved.directory} was saved with {was}: use {was}, "

@@ -6,6 +6,7 @@ from pserver import checkpoint, export
 from pserver.config import TableConfig, table_id
 from pserver.errors import CheckpointError
 from pserver.initial import codebook
+from pserver.lookup import Lookup
 
 WIDTH, SEED = 5, 9
 
@@ -97,7 +98,7 @@ def test_an_empty_table(tmp_path):
     saved, *_ = make_saved(tmp_path / "saved", TableConfig(width=WIDTH), 0)
     done = export.export_table(saved, tmp_path / "out")
     assert (done.num_rows, list(export.read_export(tmp_path / "out"))) == (0, [])
-    lookup = export.Lookup.build({"t": tmp_path / "out"}, tmp_path / "lookup")
+    lookup = Lookup.build({"t": tmp_path / "out"}, tmp_path / "lookup")
     assert lookup.pull("t", np.array([5], np.uint64)).shape == (1, 1 + WIDTH)
 
 
@@ -115,8 +116,8 @@ def test_a_damaged_table_leaves_no_export(case, tmp_path):
 def test_a_lookup_pulls_like_a_client(case, tmp_path):
     saved, keys, first, change, has = case
     export.export_table(saved, tmp_path / "out")
-    export.Lookup.build({"t": tmp_path / "out"}, tmp_path / "lookup")
-    lookup = export.Lookup.open(tmp_path / "lookup")
+    Lookup.build({"t": tmp_path / "out"}, tmp_path / "lookup")
+    lookup = Lookup.open(tmp_path / "lookup")
     rng = np.random.default_rng(1)
     unknown = rng.integers(1, 1 << 64, 50, dtype=np.uint64)
     some = rng.permutation(np.concatenate([keys[::3], unknown]))
@@ -131,6 +132,6 @@ def test_a_lookup_pulls_like_a_client(case, tmp_path):
         else:
             np.testing.assert_array_equal(row, [0, *book[key & 0xFFFF]])
     with pytest.raises(CheckpointError, match="not a lookup"):
-        export.Lookup.open(tmp_path / "nothing")
+        Lookup.open(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="exists"):
-        export.Lookup.build({"t": tmp_path / "out"}, tmp_path / "lookup")
+        Lookup.build({"t": tmp_path / "out"}, tmp_path / "lookup")
