@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 FORMAT = 1
-_FILE = "table.json"
+DESCRIPTION = "table.json"
 # Paddle hands paths to a shell without quoting (`find`, `rm -rf`): any other character could do damage.
 _SAFE_PATH = re.compile(r"/[\w./=@:+,%-]*", re.ASCII)
 _PART = re.compile(r"part-(\d{3,})-(\d{5,})")
@@ -155,7 +155,7 @@ def record(directory: Path, name: str, config: TableConfig, seed: int, num_shard
         "seed": seed,
         "parts": [part._asdict() for part in saved.parts],
     }
-    path = directory / _FILE
+    path = directory / DESCRIPTION
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(document, indent=1) + "\n")
     temporary.replace(path)
@@ -167,7 +167,7 @@ def open_table(directory: Path) -> SavedTable:
 
     Raises CheckpointError when the description is missing or broken, or parts are missing, extra or of another size.
     """
-    path = directory / _FILE
+    path = directory / DESCRIPTION
     try:
         document = json.loads(path.read_text())
         if document["format"] != FORMAT:
@@ -180,7 +180,7 @@ def open_table(directory: Path) -> SavedTable:
             tuple(Part(**part) for part in document["parts"]),
         )
     except FileNotFoundError as error:
-        raise CheckpointError(f"{directory} is not a complete saved table: it has no {_FILE}") from error
+        raise CheckpointError(f"{directory} is not a complete saved table: it has no {DESCRIPTION}") from error
     except (ValueError, KeyError, TypeError, OSError, ValidationError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     expected = {part.name: part.num_bytes for part in saved.parts}
@@ -372,7 +372,7 @@ def reshard(saved: SavedTable, directory: Path, num_shards: int, *, name: str | 
             f"table {saved.name!r} cannot become {name!r} by copying: initial vectors depend on the name"
         )
     with new_directory(directory):
-        _spread(saved.paths(), directory / f"{table_id(name):03d}", num_shards)
+        spread(saved.paths(), directory / f"{table_id(name):03d}", num_shards)
         copy = record(directory, name, saved.config, saved.seed, num_shards)
         if copy.num_rows != saved.num_rows:
             raise CheckpointError(f"{directory} got {copy.num_rows} rows of {saved.num_rows}: is the disk full?")
@@ -406,8 +406,8 @@ def new_directory(directory: Path) -> Iterator[None]:
         raise
 
 
-def _spread(paths: list[Path], folder: Path, num_shards: int) -> None:
-    """Write every line into the part that its key belongs to."""
+def spread(paths: list[Path], folder: Path, num_shards: int) -> None:
+    """Write every line into the part of the new `folder` that its key belongs to."""
     folder.mkdir()
     for first in range(0, num_shards, _MAX_OPEN_FILES):
         shards = range(first, min(first + _MAX_OPEN_FILES, num_shards))

@@ -127,7 +127,7 @@ def read_export(directory: Path) -> Iterator[tuple[npt.NDArray[np.uint64], npt.N
     """(keys_N, effective values_NW) of an exported table, a row group at a time; embeddings decoded, 0 where null."""
     about = about_export(directory)
     for table in read_groups(directory):
-        yield table.column("key").to_numpy(), _decode(table, about)
+        yield table.column("key").to_numpy(), decode(table, about)
 
 
 def read_groups(directory: Path) -> Iterator[Any]:
@@ -248,7 +248,8 @@ def _encode(
     return None, values_NK
 
 
-def _decode(table: Any, about: About) -> npt.NDArray[np.float32]:
+def decode(table: Any, about: About) -> npt.NDArray[np.float32]:
+    """Effective values float32 [N, W] of rows as stored; embedding 0 where null."""
     config, dtype = about.config, about.dtype
     embedding = table.column("embedding").combine_chunks()
     missing_N = embedding.is_null().to_numpy(zero_copy_only=False)

@@ -61,7 +61,7 @@ def contents(directory):
     return rows
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(history=states(), dtype=st.sampled_from(["float32", "int8"]), shards=st.sampled_from([(2, 2), (2, 3)]))
 def test_base_and_deltas_make_the_full_export(tmp_path_factory, history, dtype, shards):
     base = tmp_path_factory.mktemp("chain")

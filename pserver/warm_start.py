@@ -1,0 +1,126 @@
+"""Begin a job's table from another job's: other name, seed, initial range, rule or number of shards, same vectors.
+
+Legend of shapes: N rows of one batch, K embedding floats, A accumulators of the first-order weight, E of the embedding.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+
+from pserver import checkpoint, export
+from pserver.config import Adam, TableConfig, table_id
+from pserver.errors import CheckpointError
+from pserver.initial import Initializer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+
+def warm_start(
+    source: Path, directory: Path, *, name: str, config: TableConfig, seed: int, num_shards: int
+) -> checkpoint.SavedTable:
+    """Write into the new folder `directory` a saved table `name` that holds the vectors, shows and clicks of `source`.
+
+    source: a saved table's folder, or an exported table's. Accumulators are kept when a saved table has the same rule,
+    else they begin anew. Keys that `source` lacks start fresh, as everywhere. Raises CheckpointError when the widths
+    differ, or one of the two has no first-order weights.
+    """
+    is_saved = (source / checkpoint.DESCRIPTION).exists()
+    was = checkpoint.open_table(source).config if is_saved else export.about_export(source).config
+    for field in ("width", "first_order"):
+        if getattr(was, field) != getattr(config, field):
+            raise CheckpointError(
+                f"table {name!r} has {field} {getattr(config, field)}, but {source} has {getattr(was, field)}: "
+                "a warm start needs the same"
+            )
+    initializer = Initializer(name, config, seed)
+    with checkpoint.new_directory(directory), tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
+        path = Path(temporary) / "part"
+        with path.open("wb") as file:
+            for rows in _saved_rows(source, config) if is_saved else _exported_rows(source, config):
+                _write_lines(_with_changes(rows, config, initializer), file)
+        checkpoint.spread([path], directory / f"{table_id(name):03d}", num_shards)
+        return checkpoint.record(directory, name, config, seed, num_shards)
+
+
+def _saved_rows(source: Path, config: TableConfig) -> Iterator[checkpoint.Rows]:
+    """Rows whose embeddings are effective values, with the accumulators that the rule needs."""
+    saved = checkpoint.open_table(source)
+    was = Initializer(saved.name, saved.config, saved.seed)
+    for rows in checkpoint.read_rows(saved):
+        values_NW = export.effective(rows, saved.config, was)
+        fresh = None if config.optimizer.rule == saved.config.optimizer.rule else _fresh_state(config, len(rows))
+        yield checkpoint.Rows(
+            keys_N=rows.keys_N,
+            unseen_days_N=rows.unseen_days_N,
+            delta_score_N=rows.delta_score_N,
+            shows_N=rows.shows_N,
+            clicks_N=rows.clicks_N,
+            first_order_N=rows.first_order_N,
+            first_order_state_NA=rows.first_order_state_NA if fresh is None else fresh[0],
+            has_embedding_N=rows.has_embedding_N,
+            embedding_NK=values_NW[:, int(config.first_order) :],
+            embedding_state_NE=rows.embedding_state_NE if fresh is None else fresh[1],
+        )
+
+
+def _exported_rows(source: Path, config: TableConfig) -> Iterator[checkpoint.Rows]:
+    """As _saved_rows, from an export."""
+    about = export.about_export(source)
+    for table in export.read_groups(source):
+        values_NW = export.decode(table, about)
+        zeros_N = np.zeros(len(table), np.float32)
+        first_state, state = _fresh_state(config, len(table))
+        yield checkpoint.Rows(
+            keys_N=table.column("key").to_numpy(),
+            unseen_days_N=zeros_N,
+            delta_score_N=zeros_N,
+            shows_N=table.column("shows").to_numpy(),
+            clicks_N=table.column("clicks").to_numpy(),
+            first_order_N=values_NW[:, 0] if config.first_order else zeros_N,
+            first_order_state_NA=first_state,
+            has_embedding_N=~table.column("embedding").is_null().to_numpy(),
+            embedding_NK=values_NW[:, int(config.first_order) :],
+            embedding_state_NE=state,
+        )
+
+
+def _fresh_state(config: TableConfig, num_rows: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Accumulators [N, A] and [N, E] of keys that were never updated."""
+    first_NA, embedding_NE = (np.zeros((num_rows, width), np.float32) for width in checkpoint.state_widths(config))
+    if isinstance(config.optimizer, Adam):  # the powers of beta1 and beta2 come last
+        for state in (first_NA, embedding_NE):
+            state[:, -2:] = config.optimizer.beta1, config.optimizer.beta2
+    return first_NA, embedding_NE
+
+
+def _with_changes(rows: checkpoint.Rows, config: TableConfig, initializer: Initializer) -> checkpoint.Rows:
+    """Effective embeddings turned into changes from the new table's initial vectors."""
+    none_NW = np.zeros((len(rows), config.pull_width), np.float32)
+    start_NW = initializer.effective(none_NW, rows.keys_N, np.ones(len(rows), np.bool_))
+    change_NK = rows.embedding_NK - start_NW[:, int(config.first_order) :]
+    return replace(rows, embedding_NK=change_NK)
+
+
+def _write_lines(rows: checkpoint.Rows, file: IO[bytes]) -> None:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    options = csv.WriteOptions(include_header=False, delimiter=" ", quoting_style="none")
+    for has_embedding in (False, True):
+        group = rows.take(rows.has_embedding_N == has_embedding)
+        if not len(group):
+            continue
+        columns = [group.keys_N, np.zeros(len(group), np.int8), group.unseen_days_N, group.delta_score_N]
+        columns += [group.shows_N, group.clicks_N, group.first_order_N, *group.first_order_state_NA.T]
+        if has_embedding:
+            columns += [*group.embedding_NK.T, *group.embedding_state_NE.T]
+        table = pa.table([pa.array(column) for column in columns], names=[str(i) for i in range(len(columns))])
+        csv.write_csv(table, file, options)
