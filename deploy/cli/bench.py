@@ -1,13 +1,15 @@
 """``paddlewheel bench ...``: measured speed, next to peers and ceilings, with what is needed to judge the figures."""
 
 import asyncio
+import os
+import signal
 import sys
 import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 
 from deploy.cli.arguments import Json, Overrides, answer
 from deploy.cli.data import Rows
@@ -21,9 +23,18 @@ app = App(name="bench", help="Measure speed on this machine, next to peers and c
 System = Literal["paddlewheel", "paddle-fleet", "torch-fp32", "torch-bf16"]
 _SYSTEMS: tuple[System, ...] = ("paddlewheel", "paddle-fleet", "torch-fp32", "torch-bf16")
 
-Repeat = Annotated[int, Parameter(help="Repetitions of every case, run in turns.")]
-Passes = Annotated[int, Parameter(help="Passes over the rows in a repetition; the first warms up and does not count.")]
-Threads = Annotated[int | None, Parameter(help="Compute threads of the trainer. By default one for each core.")]
+Repeat = Annotated[int, Parameter(validator=validators.Number(gte=1), help="Repetitions of every case, run in turns.")]
+Passes = Annotated[
+    int,
+    Parameter(
+        validator=validators.Number(gte=2),
+        help="Passes over the rows in a repetition; the first warms up and does not count.",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    Parameter(validator=validators.Number(gte=1), help="Compute threads of the trainer. By default one for each core."),
+]
 Seed = Annotated[int, Parameter(help="Fixes the rows.")]
 Out = Annotated[
     Path | None,
@@ -35,14 +46,13 @@ Work = Annotated[
     Path | None,
     Parameter(help="Folder where data sets are kept for the next run. By default in the folder for temporary files."),
 ]
-Many = Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative=())]
+Count = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+Many = Annotated[tuple[Count, ...], Parameter(consume_multiple=True, negative=())]
 
 
 def _options(
     rows: int, seed: int, repeat: int, passes: int, threads: int | None, work: Path | None, overrides: tuple[str, ...]
 ) -> "Options":
-    import os
-
     from trainer.benchmark.runs import Options
     from trainer.benchmark.workload import Workload
 
@@ -64,12 +74,23 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _finish(measuring: "Coroutine[Any, Any, Report]", out: Path | None, *, json: bool) -> None:
-    report = asyncio.run(measuring)
+def _finish(measuring: "Coroutine[Any, Any, Report]", out: Path | None, *, json: bool) -> int:
+    try:
+        report = asyncio.run(_ended_by_sigterm(measuring))
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
     if out is not None:
         for path in report.write(out):
             _say(f"wrote {path}")
     answer(report.to_json(), json=json, text=report.markdown)
+    return 0
+
+
+async def _ended_by_sigterm(measuring: "Coroutine[Any, Any, Report]") -> "Report":
+    """So that SIGTERM, like Ctrl-C, leaves neither processes nor files."""
+    task = asyncio.ensure_future(measuring)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 @app.command
@@ -79,8 +100,8 @@ def train(
     batch: Many = (2048, 512),
     repeat: Repeat = 3,
     passes: Passes = 2,
-    servers: int = 1,
-    trainers: int = 1,
+    servers: Count = 1,
+    trainers: Count = 1,
     only: Annotated[tuple[System, ...], Parameter(consume_multiple=True, negative=())] = _SYSTEMS,
     ceilings: bool = True,
     torch_python: Path | None = None,
@@ -90,7 +111,7 @@ def train(
     out: Out = None,
     overrides: Overrides = (),
     json: Json = False,
-) -> None:
+) -> int:
     """Samples/s end to end on a DeepFM with 26 slots x (1 + 16), 13 dense columns and a tower of 400-400-400.
 
     Ours reads Parquet and runs with real servers. Next to it, in turns: Paddle's own path (fleet's asynchronous
@@ -126,7 +147,7 @@ def train(
         ceilings=ceilings,
         say=_say,
     )
-    _finish(measuring, out, json=json)
+    return _finish(measuring, out, json=json)
 
 
 @app.command
@@ -142,7 +163,7 @@ def ps(
     work: Work = None,
     out: Out = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Keys/s of pulls and pushes, by keys in a call, width and servers, and what the loopback device would allow.
 
     Parameters
@@ -162,7 +183,7 @@ def ps(
         raise ValueError(f"--keys {max(keys)}: a call cannot have more keys than the table (--table-keys {table_keys})")
     options = _options(1_000, seed, repeat, passes, None, work, ())
     measuring = runs.ps(options, keys_per_call=keys, widths=width, servers=servers, num_keys=table_keys, say=_say)
-    _finish(measuring, out, json=json)
+    return _finish(measuring, out, json=json)
 
 
 @app.command
@@ -178,7 +199,7 @@ def dense(
     out: Out = None,
     overrides: Overrides = (),
     json: Json = False,
-) -> None:
+) -> int:
     """Samples/s of the dense part alone, and of its matrix products alone.
 
     Parameters
@@ -193,14 +214,14 @@ def dense(
     from trainer.benchmark import runs
 
     options = _options(rows, seed, repeat, passes, None, work, overrides)
-    _finish(runs.dense(options, batches=batch, threads=threads, say=_say), out, json=json)
+    return _finish(runs.dense(options, batches=batch, threads=threads, say=_say), out, json=json)
 
 
 @app.command
 def scaling(
     *,
     rows: Rows = 200_000,
-    batch: int = 2048,
+    batch: Count = 2048,
     trainers: Many = (1, 2, 4),
     servers: Many = (1, 2, 4),
     repeat: Repeat = 3,
@@ -211,7 +232,7 @@ def scaling(
     out: Out = None,
     overrides: Overrides = (),
     json: Json = False,
-) -> None:
+) -> int:
     """Samples/s, and CPU seconds per million rows, with more trainers and servers on this machine.
 
     Parameters
@@ -228,7 +249,9 @@ def scaling(
     from trainer.benchmark import runs
 
     options = _options(rows, seed, repeat, passes, threads, work, overrides)
-    _finish(runs.scaling(options, batch_rows=batch, trainers=trainers, servers=servers, say=_say), out, json=json)
+    return _finish(
+        runs.scaling(options, batch_rows=batch, trainers=trainers, servers=servers, say=_say), out, json=json
+    )
 
 
 @app.command

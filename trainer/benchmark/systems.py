@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from trainer.benchmark.watch import Pass, RunError, Watch, watching
+from trainer.benchmark.watch import Pass, Watch, watching
 from trainer.benchmark.workload import Files, Workload
 from trainer.process import port_of, reserve_port
 
@@ -211,20 +211,24 @@ def scratch(work_directory: Path) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="run-", dir=work_directory)
 
 
+class PeerError(ValueError):
+    """A peer that was asked for cannot run here."""
+
+
 def torch_version(python: Path) -> str:
     """Of the PyTorch that a Python has.
 
     Raises:
-        RunError: it cannot run the PyTorch peer.
+        PeerError: it cannot run the PyTorch peer.
     """
     command = [str(python), "-c", "import torch, pyarrow, numpy; print(torch.__version__)"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     except OSError as error:
-        raise RunError(f"--torch-python {python}: {error}") from None
+        raise PeerError(f"--torch-python {python}: {error}") from None
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["it failed"])[-1]
-        raise RunError(f"--torch-python {python}: {last}. It needs torch, pyarrow and numpy.")
+        raise PeerError(f"--torch-python {python}: {last}. It needs torch, pyarrow and numpy.")
     return done.stdout.strip().splitlines()[-1]
 
 
