@@ -16,6 +16,7 @@ import pyarrow as pa
 from data_pipeline import schema
 from data_pipeline.config import DataConfig
 from data_pipeline.errors import DataError
+from data_pipeline.fitted import Fitted
 from data_pipeline.sources import SourceFile, discover, open_parquet
 
 _CACHED_CELLS = 2 << 20
@@ -103,13 +104,16 @@ class Dataset:
         config: DataConfig,
         *,
         threads: int = 16,
+        require_fitted: bool = True,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> "Dataset":
         """Finds the files and checks every footer against the job.
 
-        `on_progress(done, total)` is called from this thread. Raises DataError before anything is read if a path, a file or a
+        `on_progress(done, total)` is called from this thread. `require_fitted` is False for the pass that makes `data.fitted`. Raises DataError before anything is read if a path, a file or a
         column is not usable, or if there is no row at all.
         """
+        if require_fitted:
+            Fitted.load(config)
         sources = discover((paths,) if isinstance(paths, str) else paths, hive=config.partitions == "hive")
         files: list[DataFile] = []
         skipped: list[str] = []
@@ -167,6 +171,20 @@ class Dataset:
         if self.config.shuffle.slice_rows is not None:
             return self.config.shuffle.slice_rows
         return 1 << min(16, max(8, (-(-self.num_rows // 256) - 1).bit_length()))
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a slice that are permuted among themselves.
+
+        A power of two, as slices usually are: then blocks are whole batches of a stream, and nothing is copied.
+        """
+        return 1 << (max(1, self.config.shuffle.window_rows // self.lanes()).bit_length() - 1)
+
+    @property
+    def order(self) -> str:
+        """What the order of the rows within a slice depends on, beside seed and epoch."""
+        blocks = f"blocks of {self.block_rows}" if self.config.shuffle.enabled else "file order"
+        return f"slices of {self.slice_rows} rows, {blocks}"
 
     def slices(self, max_rows: int | None = None) -> tuple[Slice, ...]:
         """All rows as slices in file order; the index of a slice is its position here."""
@@ -245,20 +263,25 @@ def assign(slices: Sequence[Slice], num_trainers: int, rank: int, done: Mapping[
     done = done or {}
     left = [s.num_rows - done.get(s.index, 0) for s in slices]
     share = -(-sum(left) // num_trainers)
-    # Whole row groups, in the plan's order, to whoever has the fewest rows; one that exceeds a share is cut.
-    runs: dict[tuple[int, int], list[list[int]]] = {}
+    # Whole row groups, in the plan's order, to whoever has the fewest rows; one that exceeds a share is cut into neighbours.
+    groups: dict[tuple[int, int], list[int]] = {}
     for place, piece in enumerate(slices):
-        run = runs.setdefault((piece.file, piece.row_group), [[]])
-        if run[-1] and sum(left[p] for p in run[-1]) + left[place] > share:
-            run.append([])
-        run[-1].append(place)
+        groups.setdefault((piece.file, piece.row_group), []).append(place)
+    runs: list[list[int]] = []
+    for places in groups.values():
+        rows_of_run = share + 1
+        for place in sorted(places, key=lambda p: slices[p].row_start):
+            if rows_of_run + left[place] > share:
+                runs.append([])
+                rows_of_run = 0
+            runs[-1].append(place)
+            rows_of_run += left[place]
     parts: list[list[int]] = [[] for _ in range(num_trainers)]
     rows = [0] * num_trainers
-    for run in runs.values():
-        for places in run:
-            poorest = rows.index(min(rows))
-            parts[poorest] += places
-            rows[poorest] += sum(left[p] for p in places)
+    for run in runs:
+        poorest = rows.index(min(rows))
+        parts[poorest] += run
+        rows[poorest] += sum(left[p] for p in run)
     # Then single slices go from the richest to the poorest while that makes them more equal.
     while True:
         richest, poorest = rows.index(max(rows)), rows.index(min(rows))

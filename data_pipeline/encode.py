@@ -18,7 +18,7 @@ import pyarrow.types as pat
 from data_pipeline import keys
 from data_pipeline.config import DataConfig, DenseBlock, SparseFeature
 from data_pipeline.errors import DataError
-from data_pipeline.fit import Fitted
+from data_pipeline.fitted import Fitted
 
 UInt64 = npt.NDArray[np.uint64]
 Bool = npt.NDArray[np.bool_]
@@ -258,28 +258,37 @@ class Encoder:
             reject(wrong, column, array, allowed)
         return result
 
-    def _dense(self, columns: dict[str, pa.Array], block: DenseBlock, out: Array, reject: Reject) -> None:
-        """Writes a block of columns [N, D] into `out`, all columns in one go."""
+    def dense_values(
+        self, columns: dict[str, pa.Array], block: DenseBlock, num_rows: int, absent: Bool | None = None
+    ) -> Array:
+        """Values [N, D] of a block of columns after fill, transform and clip. Marks filled ones in `absent`."""
         read = [numbers(columns[c]) if c in columns else None for c in block.columns]
         exact = any(r is not None and r[0].dtype == np.float64 for r in read)
-        values = np.empty(out.shape, dtype=np.float64 if exact else np.float32)
-        absent = np.zeros(out.shape, dtype=bool)
+        values = np.empty((num_rows, len(read)), dtype=np.float64 if exact else np.float32)
         for position, got in enumerate(read):
             if got is None:
                 values[:, position] = block.absent
-            else:
-                values[:, position] = got[0]
-                if got[1] is not None:
+                continue
+            values[:, position] = got[0]
+            if got[1] is not None:
+                values[got[1], position] = 0 if block.fill is None else block.fill
+                if absent is not None:
                     absent[:, position] = got[1]
-                    values[got[1], position] = 0 if block.fill is None else block.fill
         with np.errstate(over="ignore", invalid="ignore"):
             if block.transform == "log1p":
                 values = np.copysign(np.log1p(np.abs(values)), values)
             if block.clip is not None:
                 np.clip(values, block.clip[0], block.clip[1], out=values)
-            if block.standardise:
-                mean, scale = self._fitted.mean_and_scale(block)
-                values = (values - mean) * scale
+        return values
+
+    def _dense(self, columns: dict[str, pa.Array], block: DenseBlock, out: Array, reject: Reject) -> None:
+        """Writes a block of columns [N, D] into `out`, all columns in one go."""
+        absent = np.zeros(out.shape, dtype=bool)
+        values = self.dense_values(columns, block, out.shape[0], absent)
+        if block.standardise:
+            mean, scale = self._fitted.mean_and_scale(block)
+            values = (values - mean) * scale
+        with np.errstate(over="ignore", invalid="ignore"):
             out[:] = values
         wrong = ~np.isfinite(out)
         if block.fill is None:
@@ -414,6 +423,8 @@ class Encoder:
         num_rows: int,
         truncated: Counter[str],
         reject: Reject,
+        *,
+        vocabulary: bool = True,
     ) -> Lists:
         """Ids of a multi-valued feature: null ids are left out, rare ones replaced, long lists cut, in this order."""
         assert feature.max_length is not None
@@ -427,7 +438,7 @@ class Encoder:
         value_gaps = nulls(values)
         if value_gaps is not None:
             value_keys[value_gaps] = 0
-        if feature.vocabulary is not None:
+        if feature.vocabulary is not None and vocabulary:
             value_keys = self._fitted.known(feature, value_keys)
         row, at = ragged(starts, lengths)
         if unparsed.any():

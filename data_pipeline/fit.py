@@ -1,164 +1,93 @@
-"""Numbers that come from the training data: means, quantiles, vocabularies. Written once by `paddlewheel data fit`, then read by all.
+"""The pass over the training data that finds means, quantiles and vocabularies (`paddlewheel data fit`)."""
 
-A folder holds `fitted.json` and, if a feature has a vocabulary, `vocabulary.parquet` (feature, key, count).
-"""
-
-import json
-import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from data_pipeline.config import DataConfig, DenseBlock, SparseFeature
-from data_pipeline.errors import DataError
-from data_pipeline.keys import special_key
+from data_pipeline.config import DataConfig
+from data_pipeline.dataset import Dataset, Slice
+from data_pipeline.encode import Encoder, numbers
+from data_pipeline.fitted import Fitted, needs
+from data_pipeline.reader import RowGroups
 
 UInt64 = npt.NDArray[np.uint64]
-_VERSION = 1
+_BLOCK_ROWS = 16384
+_QUANTILE_VALUES = 1 << 20
 
 
-class KeySet:
-    """A fixed set of well-mixed keys with a vectorised membership test."""
-
-    def __init__(self, keys: UInt64) -> None:
-        self._keys = np.unique(keys)
-        bits = max(1, int(self._keys.size).bit_length())
-        self._shift = np.uint64(64 - bits)
-        edges = np.arange(1 << bits, dtype=np.uint64) << self._shift
-        self._starts = np.searchsorted(self._keys, edges)
-        ends = np.append(self._starts[1:], self._keys.size)
-        self._deepest = int((ends - self._starts).max(initial=0))
-        self._padded = np.append(self._keys, np.zeros(self._deepest + 1, dtype=np.uint64))
-
-    def __len__(self) -> int:
-        return int(self._keys.size)
-
-    def holds(self, keys: UInt64) -> npt.NDArray[np.bool_]:
-        """Mask of the keys that are in the set (0 never is)."""
-        at = self._starts[(keys >> self._shift).view(np.int64)]
-        found: npt.NDArray[np.bool_] = np.zeros(keys.shape, dtype=bool)
-        for step in range(self._deepest):
-            found |= self._padded[at + step] == keys
-        found &= keys != 0
-        return found
+def blocks(dataset: Dataset, config: DataConfig) -> Iterator[tuple[Slice, int, int, dict[str, pa.Array]]]:
+    """All rows in file order: slice, first row in the slice, number of rows, columns."""
+    readers = RowGroups(dataset, config, 1)
+    try:
+        for piece in dataset.slices():
+            for start in range(0, piece.num_rows, _BLOCK_ROWS):
+                num_rows = min(_BLOCK_ROWS, piece.num_rows - start)
+                yield piece, start, num_rows, readers.read(piece, start, num_rows)
+    finally:
+        readers.close()
 
 
-class Fitted:
-    """What `fit` found. The empty one serves jobs that need nothing."""
+def fit(dataset: Dataset, config: DataConfig, *, on_progress: Callable[[int, int], None] | None = None) -> Fitted:
+    """Reads the training data once and writes what the job needs of it to `data.fitted`.
 
-    def __init__(
-        self,
-        moments: Mapping[str, tuple[float, float]],
-        boundaries: Mapping[str, npt.NDArray[np.float64]],
-        vocabularies: Mapping[str, UInt64],
-        about: Mapping[str, Any],
-    ) -> None:
-        self.moments = dict(moments)
-        """Mean and standard deviation by dense column, after fill, transform and clip."""
-        self.boundaries = dict(boundaries)
-        """Bucket edges by feature."""
-        self.vocabularies = dict(vocabularies)
-        """Kept keys by feature."""
-        self.about = dict(about)
-        self._sets = {name: KeySet(keys) for name, keys in self.vocabularies.items()}
-
-    def mean_and_scale(self, block: DenseBlock) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Per column of a block: mean and 1 / standard deviation (1 for a constant column)."""
-        pairs = np.array([self.moments[c] for c in block.columns])
-        return pairs[:, 0], 1 / np.where(pairs[:, 1] > 0, pairs[:, 1], 1)
-
-    def known(self, feature: SparseFeature, keys: UInt64) -> UInt64:
-        """Keys with rare ones replaced as the feature's vocabulary says."""
-        rule = feature.vocabulary
-        assert rule is not None
-        rare = ~self._sets[feature.name].holds(keys) & (keys != 0) & (keys != special_key(feature.space, "missing"))
-        instead = special_key(feature.space, "rare") if rule.rare == "shared" else np.uint64(0)
-        return np.where(rare, instead, keys)
-
-    @classmethod
-    def load(cls, config: DataConfig) -> "Fitted":
-        """Reads `data.fitted`. Raises DataError if it is missing or does not have what the job needs."""
-        if config.fitted is None:
-            return cls({}, {}, {}, {})
-        folder = Path(config.fitted)
-        remedy = "run `paddlewheel data fit JOB`"
-        if not (folder / "fitted.json").exists():
-            raise DataError(f"data.fitted: {folder}/fitted.json does not exist; {remedy}")
-        content = json.loads((folder / "fitted.json").read_text())
-        if content.get("version") != _VERSION:
-            raise DataError(
-                f"data.fitted: {folder} has version {content.get('version')}, {_VERSION} is needed; {remedy}"
-            )
-        vocabularies: dict[str, UInt64] = {}
-        if (folder / "vocabulary.parquet").exists():
-            table = pq.read_table(folder / "vocabulary.parquet")
-            for name in pc.unique(table["feature"]).to_pylist():
-                vocabularies[name] = table.filter(pc.equal(table["feature"], name))["key"].to_numpy()
-        result = cls(
-            {c: (m[0], m[1]) for c, m in content["moments"].items()},
-            {n: np.array(b) for n, b in content["boundaries"].items()},
-            vocabularies,
-            content["about"],
-        )
-        for name, rules in needs(config).items():
-            if content["rules"].get(name) != rules:
-                raise DataError(
-                    f"data.fitted: {folder} was made for other settings of {name!r} ({content['rules'].get(name)}, the job says "
-                    f"{rules}); {remedy}"
-                )
+    Counts and moments are exact. Quantiles come from up to 2^20 values at even distances. Raises DataError for unreadable data.
+    """
+    encoder = Encoder(config, Fitted({}, {}, {}, {}))
+    blocks_to_fit = [b for b in config.dense if b.standardise]
+    moments = {c: Moments() for b in blocks_to_fit for c in b.columns}
+    counters = {f.name: KeyCounter() for f in config.sparse if f.vocabulary is not None}
+    quantile_features = [f for f in config.sparse if f.bucketize is not None and f.bucketize.kind == "quantiles"]
+    samples: dict[str, list[npt.NDArray[np.float64]]] = {f.name: [] for f in quantile_features}
+    stride = -(-dataset.num_rows // _QUANTILE_VALUES)
+    done = 0
+    for _, _, num_rows, columns in blocks(dataset, config):
+        for block in blocks_to_fit:
+            values = encoder.dense_values(columns, block, num_rows)
+            for position, column in enumerate(block.columns):
+                moments[column].add(values[:, position])
         for feature in config.sparse:
-            if feature.vocabulary is not None and feature.name not in vocabularies:
-                vocabularies[feature.name] = np.zeros(0, dtype=np.uint64)
-                result._sets[feature.name] = KeySet(vocabularies[feature.name])
-        return result
-
-    def save(self, config: DataConfig, counts: Mapping[str, npt.NDArray[np.int64]]) -> None:
-        """Writes `data.fitted`, `fitted.json` last and by rename."""
-        assert config.fitted is not None
-        folder = Path(config.fitted)
-        folder.mkdir(parents=True, exist_ok=True)
-        if self.vocabularies:
-            table = pa.table(
-                {
-                    "feature": pa.array([n for n, k in self.vocabularies.items() for _ in range(k.size)], pa.string()),
-                    "key": np.concatenate(list(self.vocabularies.values())),
-                    "count": np.concatenate([counts[n] for n in self.vocabularies]),
-                }
-            )
-            pq.write_table(table, folder / ".vocabulary.tmp")
-            (folder / ".vocabulary.tmp").replace(folder / "vocabulary.parquet")
-        content = {
-            "version": _VERSION,
-            "rules": needs(config),
-            "moments": self.moments,
-            "boundaries": {n: b.tolist() for n, b in self.boundaries.items()},
-            "about": self.about,
-        }
-        temporary = folder / ".fitted.tmp"
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(temporary, folder / "fitted.json")
-
-
-def needs(config: DataConfig) -> dict[str, str]:
-    """What a job takes from a fit: the settings that matter, by feature or dense column."""
-    result: dict[str, str] = {}
-    for block in config.dense:
-        if block.standardise:
-            for column in block.columns:
-                result[f"dense {column}"] = json.dumps([block.transform, block.fill, block.clip])
+            if feature.name not in counters:
+                continue
+            if feature.multi_valued:
+                lists = encoder.list_keys(feature, columns, num_rows, Counter(), _ignore, vocabulary=False)
+                counters[feature.name].add(lists.keys)
+            else:
+                counters[feature.name].add(encoder.single_keys(feature, columns, num_rows, _ignore))
+        for feature in quantile_features:
+            if feature.columns[0] in columns:
+                values, mask = numbers(columns[feature.columns[0]])
+                kept = values.astype(np.float64)[~mask] if mask is not None else values.astype(np.float64)
+                samples[feature.name].append(kept[::stride])
+        done += num_rows
+        if on_progress is not None:
+            on_progress(done, dataset.num_rows)
+    vocabularies: dict[str, UInt64] = {}
+    counts: dict[str, npt.NDArray[np.int64]] = {}
     for feature in config.sparse:
         if feature.vocabulary is not None:
-            what = [feature.columns, feature.space, feature.type, feature.offset, feature.vocabulary.min_count]
-            result[f"vocabulary {feature.name}"] = json.dumps(what)
-        if feature.bucketize is not None and feature.bucketize.kind == "quantiles":
-            result[f"quantiles {feature.name}"] = json.dumps([feature.columns, feature.bucketize.num_buckets])
+            keys, occurrences = counters[feature.name].result()
+            often = occurrences >= feature.vocabulary.min_count
+            vocabularies[feature.name], counts[feature.name] = keys[often], occurrences[often]
+    boundaries: dict[str, npt.NDArray[np.float64]] = {}
+    for feature in quantile_features:
+        assert feature.bucketize is not None
+        values = np.concatenate(samples[feature.name]) if samples[feature.name] else np.zeros(0)
+        values = values[np.isfinite(values)]
+        at = np.arange(1, feature.bucketize.num_buckets) / feature.bucketize.num_buckets
+        boundaries[feature.name] = np.unique(np.quantile(values, at)) if values.size else np.zeros(0)
+    about = {"fingerprint": dataset.fingerprint, "num_rows": dataset.num_rows}
+    result = Fitted({c: (m.mean, m.deviation) for c, m in moments.items()}, boundaries, vocabularies, about)
+    if needs(config):
+        result.save(config, counts)
     return result
+
+
+def _ignore(mask: Any, column: str, array: pa.Array, why: str) -> None:
+    """Bad rows are for the loader to judge."""
 
 
 class KeyCounter:

@@ -8,7 +8,7 @@ Shapes: B rows of a batch, N rows of a window, F1 single-valued features, L list
 
 import concurrent.futures
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset, Slice
 from data_pipeline.encode import Encoder, Lists, Rows, ragged
 from data_pipeline.errors import DataError
-from data_pipeline.fit import Fitted
+from data_pipeline.fitted import Fitted
 from data_pipeline.keys import unique_keys
 from data_pipeline.quarantine import Quarantine
 from data_pipeline.reader import RowGroups
@@ -37,12 +37,14 @@ class Part(NamedTuple):
 
 
 def plan_windows(
-    slices: Iterable[Slice], *, interleave: int, window_rows: int, done: Mapping[int, int]
+    slices: Iterable[Slice], *, interleave: int, block_rows: int, window_rows: int, done: Mapping[int, int]
 ) -> Iterator[list[Part]]:
-    """Cuts slices into windows of blocks. Pulls a slice only when its rows are needed. Windows wholly done are left out."""
+    """Cuts slices into blocks and deals these out to windows. Pulls a slice only when its rows are needed.
+
+    Blocks depend on `block_rows` alone: that is what keeps the order of a slice's rows, and so a position, independent of how
+    many trainers there are. Windows that are wholly done are left out.
+    """
     source = iter(slices)
-    # A power of two, as slices usually are: then blocks are whole batches of a stream, and nothing is copied.
-    block_rows = 1 << (max(1, window_rows // interleave).bit_length() - 1)
     active: deque[tuple[Slice, int]] = deque()
     more = True
     while True:
@@ -57,15 +59,12 @@ def plan_windows(
                     active.append((piece, 0))
             if not active:
                 break
-            for _ in range(len(active)):
-                piece, start = active.popleft()
-                num_rows = min(block_rows, piece.num_rows - start)
-                if num_rows > 0:
-                    before = min(num_rows, max(0, done.get(piece.index, 0) - start))
-                    parts.append(Part(piece, start, num_rows, before))
-                    rows += num_rows
-                if start + num_rows < piece.num_rows:
-                    active.append((piece, start + num_rows))
+            piece, start = active.popleft()
+            num_rows = min(block_rows, piece.num_rows - start)
+            parts.append(Part(piece, start, num_rows, min(num_rows, max(0, done.get(piece.index, 0) - start))))
+            rows += num_rows
+            if start + num_rows < piece.num_rows:
+                active.append((piece, start + num_rows))
         if not parts:
             return
         if any(p.done < p.num_rows for p in parts):
@@ -131,10 +130,16 @@ class Loader:
         self._shuffle = training and config.shuffle.enabled
         lanes = dataset.lanes() if self._shuffle else 1
         self._done: dict[int, int] = dict(resume or {})
+        window_rows = config.shuffle.window_rows if self._shuffle else min(16384, config.shuffle.window_rows)
+        if self._shuffle and isinstance(slices, Sequence):
+            # Windows of equal size: a short last one would mix rows from few places.
+            total = sum(piece.num_rows for piece in slices)
+            window_rows = -(-total // max(1, round(total / window_rows)))
         self._windows = plan_windows(
             slices,
             interleave=lanes,
-            window_rows=config.shuffle.window_rows if self._shuffle else min(16384, config.shuffle.window_rows),
+            block_rows=dataset.block_rows,
+            window_rows=max(1, window_rows),
             done=dict(self._done),
         )
         self._encoder = Encoder(config, Fitted.load(config))

@@ -15,7 +15,7 @@ class Position:
     """Rows done in one epoch, by slice. The sum of the positions of all trainers is the job's position."""
 
     fingerprint: str
-    slice_rows: int
+    order: str
     seed: int
     epoch: int
     num_trainers: int
@@ -25,7 +25,7 @@ class Position:
     @classmethod
     def start(cls, dataset: Dataset, seed: int, epoch: int, num_trainers: int) -> "Position":
         """The beginning of an epoch."""
-        return cls(dataset.fingerprint, dataset.slice_rows, seed, epoch, num_trainers)
+        return cls(dataset.fingerprint, dataset.order, seed, epoch, num_trainers)
 
     @property
     def num_rows(self) -> int:
@@ -42,13 +42,13 @@ class Position:
                 if rows > self.done.get(index, 0) and owners.setdefault(index, number) != number:
                     raise ValueError(f"slice {index} was read by trainers {owners[index]} and {number}")
                 done[index] = max(rows, done.get(index, 0))
-        return Position(self.fingerprint, self.slice_rows, self.seed, self.epoch, self.num_trainers, done)
+        return Position(self.fingerprint, self.order, self.seed, self.epoch, self.num_trainers, done)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "version": _VERSION,
             "fingerprint": self.fingerprint,
-            "slice_rows": self.slice_rows,
+            "order": self.order,
             "seed": self.seed,
             "epoch": self.epoch,
             "num_trainers": self.num_trainers,
@@ -62,7 +62,7 @@ class Position:
             raise DataError(f"position: version {content.get('version')!r} cannot be read, this is version {_VERSION}")
         return cls(
             fingerprint=content["fingerprint"],
-            slice_rows=content["slice_rows"],
+            order=content["order"],
             seed=content["seed"],
             epoch=content["epoch"],
             num_trainers=content["num_trainers"],
@@ -76,9 +76,10 @@ class Position:
                 f"position: the data has changed since (fingerprint {self.fingerprint}, now {dataset.fingerprint}): files were added, "
                 "removed or rewritten. Put the old data back, or begin a new epoch"
             )
-        if self.slice_rows != dataset.slice_rows:
+        if self.order != dataset.order:
             raise DataError(
-                f"position: slices had {self.slice_rows} rows, now data.shuffle.slice_rows is {dataset.slice_rows}; set it back"
+                f"position: it counts rows in {self.order}; with the job's data.shuffle and data.memory_bytes these are now "
+                f"{dataset.order}. Set them back, or begin a new epoch"
             )
         sizes = {s.index: s.num_rows for s in dataset.slices()}
         wrong: Iterable[int] = (i for i, n in self.done.items() if not 0 <= n <= sizes.get(i, -1))

@@ -37,6 +37,7 @@ class RowGroups:
             table = self._table(file, piece).slice(first, num_rows)
         else:
             stream = self._stream(file, piece, first)
+            self.rows_decoded += first + num_rows - stream.position
             table = stream.read(first, num_rows)
             stream.serves = piece.index if start + num_rows < piece.num_rows else None
             if stream.position == stream.num_rows:
@@ -85,7 +86,6 @@ class RowGroups:
                 self._streams.remove(old)
                 old.close()
             self._streams.append(stream)
-        self.rows_decoded += first - stream.position
         return stream
 
     def close(self) -> None:

@@ -152,13 +152,13 @@ def _walk(folder: str, above: set[str]) -> Iterator[str]:
 
 def _remote(uri: str, hive: bool) -> Iterator[tuple[str, SourceFile]]:
     scheme = uri.split("://", 1)[0]
-    head, pattern = uri, ""
-    if _MAGIC & set(uri):
-        head = uri[: min(uri.index(c) for c in _MAGIC if c in uri)].rpartition("/")[0]
+    address, question, options = uri.partition("?")  # ?endpoint_override=... and the like, so `?` is no wildcard here
+    head = address
+    if "*" in address or "[" in address:
+        head = address[: min(address.index(c) for c in "*[" if c in address)].rpartition("/")[0]
     try:
-        filesystem, root = pafs.FileSystem.from_uri(head)
-        if head != uri:
-            pattern = root + uri[len(head) :]
+        filesystem, root = pafs.FileSystem.from_uri(head + question + options)
+        pattern = root + address[len(head) :] if head != address else ""
         info = filesystem.get_file_info(root)
         if info.type == pafs.FileType.NotFound:
             raise DataError(f"{uri}: does not exist")

@@ -35,8 +35,8 @@ def test_assignment_is_disjoint_complete_and_balanced_by_rows(slices, num_traine
         assert [places[s.index] for s in part] == sorted(places[s.index] for s in part)
 
 
-@given(slice_lists, st.integers(1, 20), st.integers(1, 3000), st.data())
-def test_windows_hold_every_row_once_and_pull_no_slice_early(slices, interleave, window_rows, data):
+@given(slice_lists, st.integers(1, 20), st.sampled_from([1, 16, 256]), st.integers(1, 3000), st.data())
+def test_windows_hold_every_row_once_and_pull_no_slice_early(slices, interleave, block_rows, window_rows, data):
     done = {s.index: data.draw(st.integers(0, s.num_rows)) for s in slices if data.draw(st.booleans())}
     pulled = 0
 
@@ -48,7 +48,7 @@ def test_windows_hold_every_row_once_and_pull_no_slice_early(slices, interleave,
 
     covered: Counter[tuple[int, int]] = Counter()
     given_rows = 0
-    for parts in plan_windows(lazy(), interleave=interleave, window_rows=window_rows, done=done):
+    for parts in plan_windows(lazy(), interleave=interleave, block_rows=block_rows, window_rows=window_rows, done=done):
         begun = {p.slice.index for p in parts}
         assert pulled <= max(s.index for s in slices if s.index in begun) + 1 + interleave
         given_rows += sum(p.num_rows for p in parts)

@@ -14,7 +14,7 @@ from data_pipeline import DataError
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
 from data_pipeline.encode import Encoder, Rows
-from data_pipeline.fit import Fitted
+from data_pipeline.fitted import Fitted
 from data_pipeline.loader import Loader
 from tests import reference_keys
 from tests.parquet_files import keys_by_row, load, read_columns, write

@@ -1,0 +1,129 @@
+"""Data in an object store: a real S3 server on loopback, credentials from the usual environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+
+from data_pipeline import DataError
+from data_pipeline.dataset import Dataset
+from tests import reference_keys
+from tests.parquet_files import keys_by_row, load, numbered_config, rows_of
+from tests.ports import free_port
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """Address of the server, ready."""
+    pytest.importorskip("moto.server", reason="moto[server] is not installed")
+    port = free_port()
+    code = f"""
+import sys, threading
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port={port}, verbose=False)
+server.start()
+print("ready", flush=True)
+sys.stdin.read()
+server.stop()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.stdin.close()
+        process.wait(20)
+        process.stdout.close()
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket with Hive folders, hidden files and odd names: 60 rows in 3 files."""
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
+        monkeypatch.setenv(name, value)
+    filesystem, root = pafs.FileSystem.from_uri(
+        "s3://clicks-" + os.urandom(4).hex() + "?allow_bucket_creation=true&allow_bucket_deletion=true"
+    )
+    filesystem.create_dir(root)
+    for number, folder in enumerate(("day=01", "day=02", "day=02/中 文")):
+        row = range(20 * number, 20 * number + 20)
+        table = pa.table(
+            {"click": [r % 2 for r in row], "row": pa.array(row, pa.float32()), "item": [r % 7 for r in row]}
+        )
+        with filesystem.open_output_stream(f"{root}/train/{folder}/part-{number}.parquet") as out:
+            pq.write_table(table, out, row_group_size=7)
+    for junk in ("_SUCCESS", "_temporary/x.parquet", "day=01/.hidden.parquet", "notes.txt"):
+        with filesystem.open_output_stream(f"{root}/train/{junk}") as out:
+            out.write(b"not data")
+    yield root
+    filesystem.delete_dir(root)
+
+
+def test_a_folder_in_s3(bucket):
+    config = numbered_config(sparse=[{"name": "item"}, {"name": "day"}], threads=2)
+    dataset = Dataset.open(f"s3://{bucket}/train", config)
+    batches = load(dataset)
+    assert sorted(rows_of(batches)) == list(range(60))
+    days = {k for row in keys_by_row(batches, "day") for k in row}
+    assert days == {reference_keys.key("day", d) for d in ("01", "02")}
+
+
+def test_globs_single_files_and_mixed_roots(bucket, tmp_path):
+    config = numbered_config(shuffle={"enabled": False})
+    assert rows_of(load(Dataset.open(f"s3://{bucket}/train/day=01/part-0.parquet", config))) == list(range(20))
+    assert sorted(rows_of(load(Dataset.open(f"s3://{bucket}/train/day=0[2]", config)))) == list(range(20, 60))
+    assert sorted(rows_of(load(Dataset.open(f"s3://{bucket}/train/*/part-*.parquet", config)))) == list(range(40))
+    both = Dataset.open([f"s3://{bucket}/train/day=02", f"s3://{bucket}/train"], config)
+    assert sorted(rows_of(load(both))) == list(range(60))
+
+
+def test_a_local_copy_has_the_same_order_and_fingerprint(bucket, tmp_path):
+    filesystem = pafs.FileSystem.from_uri(f"s3://{bucket}")[0]
+    pafs.copy_files(
+        f"{bucket}/train",
+        str(tmp_path / "train"),
+        source_filesystem=filesystem,
+        destination_filesystem=pafs.LocalFileSystem(),
+    )
+    config = numbered_config()
+    remote, local = Dataset.open(f"s3://{bucket}/train", config), Dataset.open(str(tmp_path / "train"), config)
+    assert remote.fingerprint == local.fingerprint
+    assert rows_of(load(remote, seed=4)) == rows_of(load(local, seed=4))
+
+
+def test_errors_name_the_address(bucket):
+    config = numbered_config()
+    with pytest.raises(DataError, match=rf"s3://{bucket}/nowhere: does not exist"):
+        Dataset.open(f"s3://{bucket}/nowhere", config)
+    with pytest.raises(DataError, match="s3://no-such-bucket-here/x: "):
+        Dataset.open("s3://no-such-bucket-here/x", config)
+    with pytest.raises(DataError, match=r"notes.txt: is not a readable Parquet file"):
+        Dataset.open(f"s3://{bucket}/train/notes.txt", config)
+    with pytest.raises(DataError, match=r"s3://.*part-0\.parquet: has no column 'itm'; the nearest are 'item'"):
+        Dataset.open(f"s3://{bucket}/train", numbered_config(sparse=[{"name": "itm"}]))
+    with pytest.raises(DataError, match="unknown://x"):
+        Dataset.open("unknown://x", config)
+
+
+def test_an_object_that_goes_away_is_an_error(bucket):
+    dataset = Dataset.open(f"s3://{bucket}/train", numbered_config(threads=2))
+    pafs.FileSystem.from_uri(f"s3://{bucket}")[0].delete_file(f"{bucket}/train/day=01/part-0.parquet")
+    with pytest.raises(DataError, match=r"part-0\.parquet: row group \d cannot be read"):
+        load(dataset)
