@@ -157,6 +157,7 @@ def ps(
     width: Many = (16,),
     servers: Many = (1, 2),
     table_keys: Rows = 1_000_000,
+    pass_keys: Rows = 2_000_000,
     repeat: Repeat = 3,
     passes: Passes = 2,
     seed: Seed = 1,
@@ -176,13 +177,23 @@ def ps(
         Parameter servers.
     table_keys
         Keys in the table, such as 1m.
+    pass_keys
+        Keys pulled or pushed in a pass, such as 2m; at least four calls.
     """
     from trainer.benchmark import runs
 
     if max(keys) > table_keys:
         raise ValueError(f"--keys {max(keys)}: a call cannot have more keys than the table (--table-keys {table_keys})")
     options = _options(1_000, seed, repeat, passes, None, work, ())
-    measuring = runs.ps(options, keys_per_call=keys, widths=width, servers=servers, num_keys=table_keys, say=_say)
+    measuring = runs.ps(
+        options,
+        keys_per_call=keys,
+        widths=width,
+        servers=servers,
+        num_keys=table_keys,
+        keys_per_pass=pass_keys,
+        say=_say,
+    )
     return _finish(measuring, out, json=json)
 
 

@@ -173,6 +173,7 @@ async def ps(
     widths: Sequence[int],
     servers: Sequence[int],
     num_keys: int,
+    keys_per_pass: int,
     say: Say,
 ) -> Report:
     """Pulls and pushes of one client, by keys in a call, width and servers, under the loopback device's ceiling."""
@@ -181,11 +182,21 @@ async def ps(
     for operation in ("pull", "push"):
         for count in keys_per_call:
             for width in widths:
-                planned += [_calls("calls", operation, count, width, n, num_keys, options) for n in servers]
-                planned.append(_calls("loopback", operation, count, width, 1, num_keys, options))
+                told = {
+                    "operation": operation,
+                    "keys_per_call": count,
+                    "num_keys": num_keys,
+                    "num_calls": max(4, keys_per_pass // count),
+                }
+                planned += [_calls("calls", told, width, number, options) for number in servers]
+                planned.append(_calls("loopback", told, width, 1, options))
     cases = await measure(planned, options.repeat, options.work_directory, say)
     config = options.config(
-        keys_per_call=list(keys_per_call), widths=list(widths), servers=list(servers), num_keys=num_keys
+        keys_per_call=list(keys_per_call),
+        widths=list(widths),
+        servers=list(servers),
+        num_keys=num_keys,
+        keys_per_pass=keys_per_pass,
     )
     report = _report("ps", config, cases, environment, date)
     report.notes = [
@@ -199,15 +210,11 @@ async def ps(
     return report
 
 
-def _calls(
-    stage: str, operation: str, count: int, width: int, servers: int, num_keys: int, options: Options
-) -> Planned:
-    work = replace(options.work, width=width)
-    setting = replace(options.setting(servers=servers), work=work)
-    num_calls = max(4, 2_000_000 // count)
+def _calls(stage: str, told: dict[str, Any], width: int, servers: int, options: Options) -> Planned:
+    setting = replace(options.setting(servers=servers), work=replace(options.work, width=width))
     where = f"{servers} server{'s' if servers > 1 else ''}" if stage == "calls" else "loopback"
+    operation, count = told["operation"], told["keys_per_call"]
     params = {"system": where, "operation": operation, "keys_per_call": count, "width": width, "servers": servers}
-    told = {"operation": operation, "keys_per_call": count, "num_calls": num_calls, "num_keys": num_keys}
     name = f"{operation} {count:,} keys x {width}, {where}"
     return Planned(name, params, "keys/s", lambda directory: systems.stage(stage, setting, directory, **told))
 

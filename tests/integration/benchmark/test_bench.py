@@ -92,6 +92,7 @@ def test_scaling_adds_trainers(tmp_path: Path) -> None:
 def test_ps_and_dense(tmp_path: Path) -> None:
     measuring = runs.ps(
         options(tmp_path / "work"),
+        keys_per_pass=3000,
         keys_per_call=[300],
         widths=[4],
         servers=[1, 2],
