@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pserver import checkpoint
+from pserver import checkpoint, probe
 from pserver.config import TableConfig, Tables, table_ids
 from pserver.errors import CheckpointError, PullError, PushError, ServerError
 from pserver.initial import Initializer
@@ -94,6 +94,7 @@ class Client:
         self._no_push = threading.Condition(self._lock)
         self._num_pushing = 0
         self._idle: list[list[Connection]] = [[] for _ in endpoints]
+        self._identities: dict[int, str] = {}
         self._closed = False
 
     # ---- training -----------------------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ class Client:
                 self._ask(server, _Request(Command.STOP_SERVER, 0), deadline)
 
     def close(self) -> None:
-        """Close the connections. Calls under way fail; later calls raise."""
+        """Close the connections, those in use as soon as their call ends; later calls raise."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, [[] for _ in self._endpoints]
@@ -334,6 +335,10 @@ class Client:
             for server, connection in enumerate(connections):
                 if connection is not None and not self._closed:
                     self._idle[server].append(connection)
+                    connections[server] = None
+        for connection in connections:
+            if connection is not None:
+                connection.close()
         return replies
 
     def _ask(self, server: int, request: _Request, deadline: float) -> Reply | None:
@@ -352,7 +357,23 @@ class Client:
                 raise ServerError("this client is closed")
             if self._idle[server]:
                 return self._idle[server].pop()
-        return Connection(self._endpoints[server], connect_timeout_seconds=self._connect_timeout_seconds)
+        connection = Connection(self._endpoints[server], connect_timeout_seconds=self._connect_timeout_seconds)
+        try:
+            self._check_identity(server)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _check_identity(self, server: int) -> None:
+        """A server that was restarted in between is empty: its keys would come back as if they were new."""
+        endpoint = self._endpoints[server]
+        host, port = endpoint.rsplit(":", 1)
+        found = probe.identity(host.strip("[]"), int(port), timeout_seconds=self._connect_timeout_seconds)
+        with self._lock:
+            known = self._identities.setdefault(server, found)
+        if known != found:
+            raise ServerError(f"parameter server {endpoint} is not the process that it was: it has lost its tables")
 
     @contextlib.contextmanager
     def _pushing(self) -> Iterator[None]:

@@ -27,21 +27,24 @@ def is_healthy(host: str, port: int, *, timeout_seconds: float = 1.0) -> bool:
 
 def brpc_metrics(host: str, port: int, *, timeout_seconds: float = 2.0) -> dict[str, float]:
     """The numbers of the server's /brpc_metrics page by name; labels stay in the name. Raises ServerError."""
-    try:
-        with _NO_PROXY.open(f"http://{_bracketed(host)}:{port}/brpc_metrics", timeout=timeout_seconds) as answer:
-            text = answer.read().decode()
-    except (OSError, ValueError) as error:
-        raise ServerError(f"parameter server {host}:{port} gives no metrics: {error}") from error
     found = {}
-    for line in text.splitlines():
+    for line in _page(host, port, "brpc_metrics", timeout_seconds).splitlines():
         name, _, value = line.rpartition(" ")
         if name and not line.startswith("#"):
             found[name] = float(value)
     return found
 
 
+def identity(host: str, port: int, *, timeout_seconds: float = 5.0) -> str:
+    """Process id and start time of the server at this address: another text means another, empty, server."""
+    return _page(host, port, f"vars/pid;rpc_server_{port}_start_time", timeout_seconds)
+
+
 def num_keys(host: str, port: int, table: str, *, timeout_seconds: float = 5.0) -> int:
-    """Keys of a table on this server. Raises ServerError, also when the server has no such table."""
+    """Keys of a table on this server. Raises ServerError, also when the server has no such table.
+
+    The server walks through all its keys for it: ask a few times a minute, not a second.
+    """
     reply = _ask(host, port, Command.PRINT_TABLE_STAT, table_id(table), timeout_seconds)
     return int.from_bytes(reply.data[:8], "little")
 
@@ -49,6 +52,16 @@ def num_keys(host: str, port: int, table: str, *, timeout_seconds: float = 5.0) 
 def stop(host: str, port: int, *, timeout_seconds: float = 5.0) -> None:
     """Ask the server to end in order: it answers, then its process leaves `run_server`. Raises ServerError."""
     _ask(host, port, Command.STOP_SERVER, 0, timeout_seconds)
+
+
+def _page(host: str, port: int, page: str, timeout_seconds: float) -> str:
+    # brpc answers browsers with HTML: it is told apart by the name that the client gives.
+    request = urllib.request.Request(f"http://{_bracketed(host)}:{port}/{page}", headers={"User-Agent": "curl"})
+    try:
+        with _NO_PROXY.open(request, timeout=timeout_seconds) as answer:
+            return str(answer.read().decode())
+    except (OSError, ValueError) as error:
+        raise ServerError(f"parameter server {host}:{port} gives no page {page!r}: {error}") from error
 
 
 def _ask(host: str, port: int, command: Command, table: int, timeout_seconds: float) -> Reply:

@@ -1,5 +1,6 @@
 """What is lost is noticed: in seconds, as an exception, and never as values."""
 
+import json
 import os
 import signal
 import socket
@@ -49,6 +50,34 @@ def test_a_killed_server_fails_the_next_pull_and_push_at_once(own_servers):
             client.push("t", KEYS, values, ONES, ONES)
         assert time.monotonic() - started < 2
         client.flush()  # nothing under way hangs it
+
+
+def test_a_server_that_was_restarted_is_not_taken_for_the_old_one(tmp_path):
+    """Its tables would be empty, and all its keys would look new."""
+    with local_servers(TABLES, 1, tmp_path) as servers, Client(TABLES, servers.endpoints) as client:
+        client.push("t", KEYS, client.pull("t", KEYS), ONES, ONES)
+        servers.processes[0].kill()
+        servers.processes[0].wait()
+        spec = {"tables": {"t": TABLES["t"].model_dump()}, "endpoints": servers.endpoints, "rank": 0}
+        again = subprocess.Popen(
+            [sys.executable, "-m", "pserver.child"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        try:
+            again.stdin.write(json.dumps(spec).encode() + b"\n")
+            again.stdin.close()
+            deadline = time.monotonic() + 60
+            while not probe.is_healthy(*address(servers.endpoints[0])):
+                assert again.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            for _ in range(3):
+                with pytest.raises(PullError):
+                    client.pull("t", KEYS)
+            with pytest.raises(PullError, match="lost its tables"):
+                client.pull("t", KEYS)
+        finally:
+            again.terminate()
+            again.wait(10)
 
 
 def test_a_stopped_server_fails_within_the_time_limit_and_works_again_afterwards(servers):
