@@ -110,6 +110,7 @@ class DenseProgram:
         optimizer: the job's `train.dense` block.
         seed: initial parameters depend on this alone, so they are equal on every trainer.
         rank: makes dropout differ between trainers.
+        logit_shift: added to the log-odds of predictions, not in training (`trainer.sampling.logit_shift`).
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class DenseProgram:
         optimizer: DenseOptimizerConfig,
         seed: int,
         rank: int,
+        logit_shift: float = 0.0,
     ) -> None:
         paddle.enable_static()
         self._layouts, self._config = layouts, optimizer
@@ -132,6 +134,9 @@ class DenseProgram:
             pulled, inputs = self._inputs(num_dense)
             layer = build(feature_spec(layouts, num_dense, num_labels), model)
             logit_BY = layer(inputs)
+            # of the first label: that is the one whose rows are sampled
+            shift_Y = np.where(np.arange(num_labels) == 0, logit_shift, 0.0).astype(np.float32)
+            self._shifted = logit_BY + paddle.assign(shift_Y) if logit_shift else logit_BY
             self._predict = self._main.clone(for_test=True)
             label_BY = paddle.static.data("label", [-1, num_labels], "float32")
             weight_B1 = paddle.static.data("row_weight", [-1, 1], "float32")
@@ -280,7 +285,7 @@ class DenseProgram:
 
     def predict(self, batch: Any, rows: Mapping[str, Floats]) -> Floats:
         """Log-odds [B, Y], without dropout."""
-        logit_BY: Floats = self._run(self._predict, self.feed(batch, rows), [self._logit])[0]
+        logit_BY: Floats = self._run(self._predict, self.feed(batch, rows), [self._shifted])[0]
         return logit_BY
 
     def _run(self, program: Any, feed: dict[str, NDArray[Any]], fetch: list[Variable]) -> list[Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainer.schedule import ScheduleConfig
+from trainer.stopping import EvaluationConfig
 
 
 class DenseOptimizerConfig(BaseModel):
@@ -37,6 +40,19 @@ class DenseOptimizerConfig(BaseModel):
     """Warm-up and decay of the learning rate. Tables keep theirs: the servers hold it."""
 
 
+class NegativeSamplingConfig(BaseModel):
+    """Which rows without a click are trained on, and how the click rate is put right again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    keep: float = Field(gt=0, le=1)
+    """Share of the rows with a first label of 0 that are trained on; drawn anew in each epoch."""
+
+    correction: Literal["shift", "weight"] = "shift"
+    """`shift`: predictions get log(keep) added to their log-odds (He et al., 2014, section 6.3). `weight`: kept rows
+    count 1 / keep times in the loss, which needs no shift and gives noisier steps."""
+
+
 class TrainConfig(BaseModel):
     """How the job trains."""
 
@@ -47,6 +63,12 @@ class TrainConfig(BaseModel):
 
     dense: DenseOptimizerConfig = DenseOptimizerConfig()
     """Optimizer of the dense parameters."""
+
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Evaluations during training, and what follows from them."""
+
+    negative_sampling: NegativeSamplingConfig | None = None
+    """Train on a share of the rows without a click. None: on all rows."""
 
     embedding_l2: float = Field(default=0.0, ge=0)
     """L2 penalty on first-order weights and embeddings, per occurrence of a key in a row."""

@@ -167,6 +167,28 @@ def test_apply_is_adam_with_decoupled_decay_l2_clipping_and_schedule() -> None:
         np.testing.assert_allclose(value, weights[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def test_the_shift_is_for_predictions_of_the_first_label_alone() -> None:
+    batch = replace(_batch(np.random.default_rng(8)), labels_BL=np.zeros((B, 2), np.float32))
+    rows = {name: np.ones((U, W + 1), np.float32) for name in ("user", "item")}
+    plain, shifted = (
+        DenseProgram(
+            LAYOUTS,
+            num_dense=D,
+            num_labels=2,
+            model=parse_model({"kind": "fm"}),
+            optimizer=DenseOptimizerConfig(),
+            seed=11,
+            rank=0,
+            logit_shift=shift,
+        )
+        for shift in (0.0, -2.5)
+    )
+    np.testing.assert_array_equal(plain.gradients(batch, rows).flat_N, shifted.gradients(batch, rows).flat_N)
+    np.testing.assert_allclose(
+        shifted.predict(batch, rows) - plain.predict(batch, rows), np.tile([-2.5, 0.0], (B, 1)), atol=1e-6
+    )
+
+
 def test_clipping_leaves_a_zero_gradient_alone() -> None:
     assert clipped_scale(np.zeros(3, np.float32), 4.0, 1.0) == 0.25
     assert clipped_scale(np.full(4, 6.0, np.float32), 4.0, None) == 0.25

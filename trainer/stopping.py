@@ -1,0 +1,112 @@
+"""Whether an evaluation is the best so far, and whether to go on: a pure state machine. Importable without Paddle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import Self
+
+Metric = Literal["auc", "gauc", "gauc_by_clicks", "logloss", "normalised_entropy", "calibration_error"]
+_HIGHER_IS_BETTER = frozenset({"auc", "gauc", "gauc_by_clicks"})
+
+
+class EvaluationConfig(BaseModel):
+    """Evaluations during training. All trainers pause for them; each sees its share of the rows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    every_steps: int | None = Field(default=None, ge=1)
+    """Steps between evaluations. None: not by steps."""
+
+    every_epochs: int | None = Field(default=None, ge=1)
+    """Epochs between evaluations. None: not by epochs. The last epoch's end is always evaluated."""
+
+    metric: Metric = "auc"
+    """What "better" means. `gauc` needs `data.group`."""
+
+    keep_best: bool = False
+    """Keep a checkpoint of the best evaluation beside the newest ones, and name it in the result."""
+
+    stop_after: int | None = Field(default=None, ge=1)
+    """Stop after this many evaluations in a row without improvement. None: train all epochs."""
+
+    min_improvement: float = Field(default=0.0, ge=0)
+    """Least difference to the best value that counts as an improvement, in the metric's own unit."""
+
+    @model_validator(mode="after")
+    def _evaluates_when_it_must(self) -> Self:
+        if (self.keep_best or self.stop_after) and self.every_steps is None and self.every_epochs is None:
+            raise ValueError("evaluation: keep_best and stop_after need every_steps or every_epochs")
+        return self
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one evaluation means.
+
+    Attributes:
+        best: it is the best so far.
+        stop: there were `stop_after` evaluations without improvement.
+    """
+
+    best: bool
+    stop: bool
+
+
+class BestSoFar:
+    """Sees evaluations in order. An undefined value (one class only) is never an improvement."""
+
+    def __init__(self, config: EvaluationConfig) -> None:
+        self._config = config
+        self.value: float | None = None
+        self.step: int | None = None
+        self.without_improvement = 0
+
+    def observe(self, step: int, report: Mapping[str, Any]) -> Verdict:
+        """Judge the evaluation after `step`.
+
+        Raises:
+            ValueError: the report lacks the metric.
+        """
+        if self._config.metric not in report:
+            raise ValueError(
+                f"train.evaluation.metric is {self._config.metric}, which this evaluation does not have"
+                + (": give data.group" if self._config.metric.startswith("gauc") else "")
+            )
+        value = report[self._config.metric]
+        best = value is not None and math.isfinite(value) and self._improves(value)
+        if best:
+            self.value, self.step, self.without_improvement = float(value), step, 0
+        else:
+            self.without_improvement += 1
+        limit = self._config.stop_after
+        return Verdict(best=best, stop=limit is not None and self.without_improvement >= limit)
+
+    def _improves(self, value: float) -> bool:
+        if self.value is None:
+            return True
+        gain = value - self.value if self._config.metric in _HIGHER_IS_BETTER else self.value - value
+        return gain > self._config.min_improvement
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint's cursor; JSON values."""
+        return {"value": self.value, "step": self.step, "without_improvement": self.without_improvement}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`."""
+        self.value, self.step = state["value"], state["step"]
+        self.without_improvement = state["without_improvement"]
+
+
+def due(config: EvaluationConfig, step: int) -> bool:
+    """Whether an evaluation follows step `step` (the first is 1) within an epoch."""
+    return config.every_steps is not None and step % config.every_steps == 0
+
+
+def due_after_epoch(config: EvaluationConfig, epoch: int, epochs: int) -> bool:
+    """Whether an evaluation follows epoch `epoch` (the first is 0). The last one has the final evaluation anyway."""
+    return config.every_epochs is not None and (epoch + 1) % config.every_epochs == 0 and epoch + 1 < epochs
