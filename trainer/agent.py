@@ -286,6 +286,7 @@ class Agent:
                     self._child.tell(command.child_input.json)
             case "stop_child":
                 if self._child is not None and self._child.incarnation == command.stop_child.incarnation:
+                    self._telemetry.child_stopping()
                     self._child.stop(command.stop_child.grace_seconds)
             case "finish":
                 self._log.info("the job is over", exit_code=command.finish.exit_code, cause=command.finish.reason)

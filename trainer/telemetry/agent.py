@@ -92,6 +92,10 @@ class Telemetry(Collector):
         self._probe = probe or self._default_probe
         self._set("agent_child_ready", 1)
 
+    def child_stopping(self) -> None:
+        """The agent ends the child: it need not answer any more."""
+        self._probe = None
+
     def child_measured(self, memory_bytes: float, cpu_seconds: float) -> None:
         """What the kernel says of the child."""
         self._set("agent_child_memory_bytes", memory_bytes)

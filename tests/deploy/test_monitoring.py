@@ -1,0 +1,104 @@
+"""Generated files are current, and every query of a dashboard is one that Prometheus understands."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.monitoring.__main__ import FOLDER, generated
+from deploy.monitoring.dashboards import DASHBOARDS, Dashboard, to_grafana
+from trainer.coordinator.state import Phase
+from trainer.telemetry.catalogue import BY_NAME, JOB_PHASES, Kind
+
+
+@pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
+def test_generated_files_are_current(path: Path) -> None:
+    assert path.read_text("utf-8") == generated()[path], "run python -m deploy.monitoring"
+
+
+def test_the_catalogue_knows_the_phases_of_a_job() -> None:
+    assert tuple(phase.value for phase in Phase) == JOB_PHASES
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_queries_use_metrics_of_the_catalogue(dashboard: Dashboard) -> None:
+    for panel in dashboard.panels:
+        for query in panel.queries:
+            for name in re.findall(r"paddlewheel_\w+", query.expression):
+                base = re.sub(r"_(bucket|sum|count)$", "", name)
+                assert name in BY_NAME or BY_NAME[base].kind is Kind.HISTOGRAM, f"{name} in {panel.title}"
+            labels = set(re.findall(r"{{(\w+)}}", query.legend))
+            assert labels <= {"job_name", "role", "rank", *_labels_of(query.expression)}, panel.title
+
+
+def _labels_of(expression: str) -> set[str]:
+    names = {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"paddlewheel_\w+", expression)}
+    metrics = [BY_NAME[name] for name in names if name in BY_NAME]
+    return {label.name for metric in metrics for label in metric.labels}
+
+
+def test_every_counter_and_histogram_of_the_catalogue_is_on_some_dashboard() -> None:
+    shown = {
+        re.sub(r"_(bucket|sum|count)$", "", name)
+        for dashboard in DASHBOARDS
+        for panel in dashboard.panels
+        for query in panel.queries
+        for name in re.findall(r"paddlewheel_\w+", query.expression)
+    }
+    left_out = {
+        "paddlewheel_agent_child_starts_total",  # the incarnation says the same
+        "paddlewheel_agent_child_log_lines_total",  # logs are read as logs
+        "paddlewheel_trainer_bad_rows_total",  # bad steps are shown
+    }
+    behind = {metric.name for metric in BY_NAME.values() if metric.kind is not Kind.GAUGE} - shown
+    assert behind == left_out
+
+
+def test_queries_are_promql(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"q{i}", "expr": query.expression}
+        for i, query in enumerate(
+            query
+            for dashboard in DASHBOARDS
+            for panel in dashboard.panels
+            for query in panel.queries_for("a-job", "1m")
+        )
+    ]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    done = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_panels_of_grafana_do_not_overlap(dashboard: Dashboard) -> None:
+    board = to_grafana(dashboard)
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert place["x"] + place["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    assert json.loads(json.dumps(board)) == board
+
+
+def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
+    text = (FOLDER / "prometheus.yml").read_text().replace("/srv/paddlewheel/targets", str(tmp_path))
+    (tmp_path / "rules.yaml").write_text((FOLDER / "rules.yaml").read_text())
+    (tmp_path / "prometheus.yml").write_text(text)
+    (tmp_path / "a.json").write_text("[]")
+    done = subprocess.run(
+        ["promtool", "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
