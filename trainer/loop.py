@@ -31,9 +31,10 @@ class Slot(IntEnum):
     LOSS = 0
     WEIGHT = 1
     ROWS = 2
-    BAD = 3
-    STOP = 4
-    CHECKPOINT = 5
+    TAKEN = 3
+    BAD = 4
+    STOP = 5
+    CHECKPOINT = 6
 
 
 class BadStepsError(RuntimeError):
@@ -66,13 +67,18 @@ class Phases:
 
 @dataclass
 class Progress:
-    """Where training stands. Rows and loss are those of all trainers; own_rows are this trainer's."""
+    """Where training stands. Rows and loss are those of all trainers; own_rows are this trainer's.
+
+    `epoch_taken` are the rows that this incarnation has taken from the epoch: trained ones, those of skipped steps, and
+    those that the reader left out as unusable.
+    """
 
     epoch: int = 0
     step: int = 0
     rows: int = 0
     own_rows: int = 0
     epoch_rows: int = 0
+    epoch_taken: int = 0
     bad_steps: int = 0
     bad_rows: int = 0
     loss_sum: float = 0.0
@@ -104,7 +110,8 @@ class TrainLoop:
         program: dense part.
         sync: the trainers' group.
         max_bad_steps: see `TrainConfig.max_bad_steps`.
-        on_step: called after every step with the spans of this trainer's batch, trained or skipped as bad.
+        checkpoint_every_steps: see `CheckpointConfig.every_steps`.
+        on_step: called after every step with the spans of this trainer's batch, and whether it was skipped as bad.
         rate_factor: factor on the dense learning rate in each step; the first step is 0.
     """
 
@@ -114,29 +121,43 @@ class TrainLoop:
         sync: DenseSync,
         *,
         max_bad_steps: int,
+        checkpoint_every_steps: int | None,
         signals: Signals,
-        on_step: Callable[[Progress, tuple[Span, ...]], None],
+        on_step: Callable[[Progress, tuple[Span, ...], bool], None],
         rate_factor: Callable[[int], float] = lambda _: 1.0,
     ) -> None:
         self._program, self._sync, self._signals, self._on_step = program, sync, signals, on_step
-        self._max_bad_steps, self._rate_factor = max_bad_steps, rate_factor
+        self._max_bad_steps, self._every_steps = max_bad_steps, checkpoint_every_steps
+        self._rate_factor = rate_factor
         self._buffer_N = np.zeros(program.num_floats + len(Slot), np.float32)
         self.progress = Progress()
         self.running = ClickMetrics(bits=14)
         self.phases = Phases()
 
-    def epoch(self, exchange: Exchange, *, synchronous: bool, on_checkpoint: Callable[[], None]) -> bool:
+    def epoch(
+        self,
+        exchange: Exchange,
+        *,
+        rows_left: int,
+        synchronous: bool,
+        on_checkpoint: Callable[[], None],
+        evaluation_due: Callable[[int], bool] = lambda _: False,
+        on_evaluation: Callable[[], bool] = lambda: True,
+    ) -> bool:
         """Train until no trainer has rows left; False when a stop was agreed before that.
 
         Args:
             exchange: this trainer's batches of the epoch (or of what is left of it).
+            rows_left: rows that all trainers together will take, if none is lost.
             synchronous: after every step, wait until all trainers' pushes are applied (`exchange` must `wait_for_all`).
             on_checkpoint: called on all trainers at the same step boundary, with no push in flight on this trainer.
+            evaluation_due: whether an evaluation follows a step (the first is 1).
+            on_evaluation: that evaluation, called on all trainers with no push in flight on any; False stops training.
 
         Raises:
-            BadStepsError, PeerLostError, and whatever reading, pulling or pushing raised.
+            BadStepsError, RowsLostError, PeerLostError, and whatever reading, pulling or pushing raised.
         """
-        self.progress.epoch_rows = 0
+        self.progress.epoch_rows = self.progress.epoch_taken = 0
         while True:
             outcome = self._step(exchange)
             if outcome.checkpoint or outcome.epoch_over or synchronous:
@@ -144,11 +165,19 @@ class TrainLoop:
             if synchronous:
                 self._sync.barrier()
                 exchange.release()
-            if outcome.epoch_over:
-                return True
             if outcome.checkpoint:
-                self._signals.checkpoint = False
                 on_checkpoint()
+            if outcome.epoch_over:
+                if self.progress.epoch_taken != rows_left:
+                    raise RowsLostError(
+                        f"epoch {self.progress.epoch} ended after {self.progress.epoch_taken} rows of {rows_left}"
+                    )
+                return True
+            if evaluation_due(self.progress.step):
+                exchange.drain()
+                self._sync.barrier()
+                if not on_evaluation():
+                    return False
             if outcome.stop:
                 exchange.drain()
                 return False
@@ -163,6 +192,8 @@ class TrainLoop:
         buffer_N[:] = 0.0
         gradients = None
         if item is not None:
+            tail[Slot.TAKEN] = sum(span.num_rows for span in item[0].spans)
+        if item is not None and item[0].num_rows:
             batch, rows = item
             gradients = program.gradients(batch, rows)
             phases.end("compute")
@@ -175,12 +206,16 @@ class TrainLoop:
             else:
                 tail[Slot.BAD] = 1.0
         tail[Slot.STOP], tail[Slot.CHECKPOINT] = self._signals.stop, self._signals.checkpoint
+        if tail[Slot.CHECKPOINT]:
+            self._signals.checkpoint = False
         self._sync.sum(buffer_N)
         phases.end("allreduce")
         agreed = {slot: float(tail[slot]) for slot in Slot}
-        progress.step += 1
+        epoch_over = agreed[Slot.TAKEN] == 0
+        progress.step += not epoch_over
         progress.rows += int(agreed[Slot.ROWS])
         progress.epoch_rows += int(agreed[Slot.ROWS])
+        progress.epoch_taken += int(agreed[Slot.TAKEN])
         bad = agreed[Slot.BAD] > 0 or not np.isfinite(agreed[Slot.LOSS])
         if agreed[Slot.ROWS] > 0 and not bad and agreed[Slot.WEIGHT] > 0:
             factor = self._rate_factor(progress.step - 1)
@@ -189,16 +224,17 @@ class TrainLoop:
             progress.weight_sum += agreed[Slot.WEIGHT]
             progress.last_loss = agreed[Slot.LOSS] / agreed[Slot.WEIGHT]
         phases.end("apply")
-        if item is not None and gradients is not None:
-            if bad:
+        if item is not None:
+            if bad or gradients is None:
                 exchange.skip()
             else:
                 exchange.push(*item, gradients.tables)
             phases.end("push")
         if bad:
             self._count_bad_step(int(agreed[Slot.ROWS]))
-        self._on_step(progress, () if item is None else item[0].spans)
-        return StepOutcome(agreed[Slot.ROWS] == 0, agreed[Slot.STOP] > 0, agreed[Slot.CHECKPOINT] > 0)
+        self._on_step(progress, () if item is None else item[0].spans, bad)
+        due = self._every_steps is not None and not epoch_over and progress.step % self._every_steps == 0
+        return StepOutcome(epoch_over, agreed[Slot.STOP] > 0, due or agreed[Slot.CHECKPOINT] > 0)
 
     def _count_bad_step(self, rows: int) -> None:
         self.progress.bad_steps += 1

@@ -21,8 +21,8 @@ from pserver.local import local_servers
 from tests.integration.trainers import result_of, run_trainers
 from tests.reference_system import ReferenceJob
 from trainer import checkpoint
-from trainer.child import layouts
 from trainer.config import JobConfig
+from trainer.incarnation import layouts
 from trainer.program import DenseProgram
 
 ROWS = 44
@@ -86,6 +86,7 @@ def _job(tmp_path: Path, rule: str, trainers: int, servers: int) -> JobConfig:
                 "dense": {"learning_rate": 0.01, "epsilon": 1e-3, "weight_decay": 0.1},
             },
             "cluster": {"servers": servers, "trainers": trainers},
+            "control": {"leases": "static"},
         }
     )
 

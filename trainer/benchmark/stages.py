@@ -108,7 +108,7 @@ def exchange(job: JobConfig, spec: Spec, directory: Path) -> Told:
 
 def dense(job: JobConfig, spec: Spec, _: Path) -> Told:
     """The dense part on the job's batches, kept in memory: forward, backward, Adam."""
-    from trainer.child import layouts
+    from trainer.incarnation import layouts
     from trainer.program import DenseProgram
 
     kept = list(islice(_batches(job, 0), spec["max_batches"]))

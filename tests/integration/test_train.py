@@ -1,0 +1,223 @@
+"""Whole jobs through the command: rows, accuracy, repeatability, losses, ordered ends, what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from data_pipeline import synthetic
+from trainer import checkpoint
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass
+class Job:
+    """A job file in a folder of its own, run by `paddlewheel`."""
+
+    folder: Path
+    data: dict
+    settings: dict = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        path = self.folder / "job.yaml"
+        whole = {"name": "job", "seed": 3, "run_dir": str(self.folder / "run"), "data": self.data, **self.settings}
+        path.write_text(yaml.safe_dump(whole))
+        return path
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "deploy.cli", arguments[0], str(self.path), *arguments[1:]]
+
+    def run(self, *arguments: str, timeout: float = 240) -> tuple[int, dict]:
+        done = subprocess.run(
+            self.command(*arguments, "--json"), capture_output=True, text=True, timeout=timeout, check=False
+        )
+        assert done.stdout.strip(), done.stderr[-4000:]
+        return done.returncode, json.loads(done.stdout)
+
+    def start(self, *arguments: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            self.command(*arguments, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory) -> tuple[Path, synthetic.SyntheticResult]:
+    folder = tmp_path_factory.mktemp("clicks")
+    return folder, synthetic.generate(folder, rows=30_000, seed=2)
+
+
+SMALL = {
+    "tables": {"default": {"width": 4, "initial_range": 0.05, "optimizer": {"rule": "adam", "learning_rate": 0.003}}},
+    "model": {"kind": "deepfm", "tower": [16]},
+    "cluster": {"servers": 1, "trainers": 1},
+    "control": {"max_restarts": 0},
+}
+
+
+def _merged(*parts: dict) -> dict:
+    result: dict = {}
+    for part in parts:
+        for key, value in part.items():
+            result[key] = {**result[key], **value} if isinstance(result.get(key), dict) else value
+    return result
+
+
+def _two_features(folder: Path, rows_by_file: list[int]) -> dict:
+    rng = np.random.default_rng(0)
+    (folder / "train").mkdir()
+    for number, rows in enumerate(rows_by_file):
+        table = {"click": rng.integers(0, 2, rows), "a": rng.integers(0, 50, rows), "b": rng.integers(0, 9, rows)}
+        pq.write_table(pa.table(table), folder / "train" / f"{number}.parquet")
+    return {
+        "train": str(folder / "train"),
+        "labels": ["click"],
+        "batch_rows": 256,
+        "sparse": [{"name": "a"}, {"name": "b"}],
+    }
+
+
+def test_two_trainers_train_all_of_10_000_and_9_000_rows(tmp_path: Path) -> None:
+    data = _two_features(tmp_path, [10_000, 9_000])
+    job = Job(tmp_path, data, _merged(SMALL, {"cluster": {"servers": 2, "trainers": 2}}))
+    code, outcome = job.run("train")
+    assert (code, outcome["result"]["rows"]) == (0, 19_000), outcome
+    assert outcome["result"]["keys"] == {"default": 59}
+    saved = checkpoint.read(checkpoint.latest(tmp_path / "run" / "checkpoints"))
+    assert saved.cursor["rows"] == 19_000
+
+
+def test_evaluate_repeats_what_train_reported(tmp_path: Path, clicks) -> None:
+    folder, _ = clicks
+    job = Job(tmp_path, synthetic.data_section(folder), _merged(SMALL, {"cluster": {"servers": 2, "trainers": 2}}))
+    code, trained = job.run("train")
+    assert code == 0, trained
+    code, evaluated = job.run("evaluate", "--set", "cluster.servers=1", "--set", "cluster.trainers=1")
+    assert code == 0, evaluated
+    before, after = trained["result"]["eval"], evaluated["result"]["eval"]
+    assert before["rows"] == after["rows"] == 6_000
+    for metric in ("auc", "logloss", "calibration"):
+        # the checkpoint holds six significant digits
+        assert after[metric] == pytest.approx(before[metric], abs=2e-5), metric
+
+
+def test_a_strictly_synchronous_run_repeats_bit_for_bit(tmp_path: Path, clicks) -> None:
+    folder, _ = clicks
+    settings = _merged(SMALL, {"train": {"max_staleness_steps": 0}, "control": {"leases": "static"}})
+    results = []
+    for number in range(2):
+        place = tmp_path / str(number)
+        place.mkdir()
+        code, outcome = Job(place, synthetic.data_section(folder), settings).run("train")
+        assert code == 0, outcome
+        results.append(outcome["result"])
+    assert results[0]["dense_hash"] == results[1]["dense_hash"]
+    assert results[0]["loss"] == results[1]["loss"]
+    assert results[0]["eval"]["auc"] == results[1]["eval"]["auc"]
+
+
+def test_rows_that_explode_are_skipped_and_counted_and_tables_stay_finite(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    rows = 4_000
+    x = rng.standard_normal(rows).astype(np.float32)
+    x[1234] = 3e38  # finite, but its square and its products are not
+    (tmp_path / "train").mkdir()
+    table = pa.table({"click": rng.integers(0, 2, rows), "a": rng.integers(0, 50, rows), "x": x})
+    pq.write_table(table, tmp_path / "train" / "a.parquet")
+    data = {
+        "train": str(tmp_path / "train"),
+        "labels": ["click"],
+        "batch_rows": 500,
+        "dense": {"columns": ["x"]},
+        "sparse": [{"name": "a"}],
+    }
+    code, outcome = Job(tmp_path, data, SMALL).run("train")
+    assert code == 0, outcome
+    assert (outcome["result"]["bad_steps"], outcome["result"]["bad_rows"]) == (1, 500)
+    saved = checkpoint.read(checkpoint.latest(tmp_path / "run" / "checkpoints"))
+    assert all(np.isfinite(value).all() for value in saved.dense().values())
+
+
+def test_more_bad_steps_than_allowed_end_the_job(tmp_path: Path) -> None:
+    data = _two_features(tmp_path, [3_000])
+    settings = _merged(SMALL, {"train": {"max_bad_steps": 2, "dense": {"learning_rate": 1e30}}})
+    code, outcome = Job(tmp_path, data, settings).run("train")
+    assert code != 0
+    assert "train.max_bad_steps" in outcome["cause"]
+
+
+def _children(process: subprocess.Popen, module: str) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if module in child.cmdline():
+                found.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.fixture
+def long_job(tmp_path: Path) -> Job:
+    """Would train for minutes."""
+    data = _two_features(tmp_path, [50_000, 50_000])
+    settings = _merged(SMALL, {"train": {"epochs": 200}, "cluster": {"servers": 2, "trainers": 2}})
+    return Job(tmp_path, data, settings)
+
+
+def _training(job: Job, eventually) -> subprocess.Popen:
+    process = job.start("train")
+    journal = job.folder / "run" / "journal.jsonl"
+    try:
+        eventually(
+            lambda: process.poll() is not None or _has_progress(journal.parent), seconds=120, what="training has begun"
+        )
+    except BaseException:
+        process.kill()
+        raise
+    assert process.poll() is None, process.communicate()
+    return process
+
+
+def _has_progress(run: Path) -> bool:
+    log = run / "logs" / "coordinator.log"
+    return log.exists() and "trainers are ready" in log.read_text()
+
+
+@pytest.mark.parametrize(("module", "role"), [("pserver.child", "pserver"), ("trainer.child", "trainer")])
+def test_kill_9_of_a_role_ends_the_job_and_names_it(long_job: Job, eventually, module: str, role: str) -> None:
+    process = _training(long_job, eventually)
+    victim = _children(process, module)[1]
+    victim.kill()
+    began = time.monotonic()
+    output, _ = process.communicate(timeout=60)
+    seconds = time.monotonic() - began
+    outcome = json.loads(output)
+    assert process.returncode == 75
+    assert outcome["culprit"].startswith(role), outcome
+    assert "SIGKILL" in outcome["cause"]
+    assert seconds < 15
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_job_in_order(long_job: Job, eventually, number: int) -> None:
+    process = _training(long_job, eventually)
+    os.kill(process.pid, number)
+    began = time.monotonic()
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert time.monotonic() - began < 30

@@ -1,0 +1,439 @@
+"""One trainer in one incarnation: build or restore, train, save, evaluate. The coordinator decides; this does.
+
+What is asked of the coordinator, and when, is described in coordinator/README.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from data_pipeline.batch import Batch, Span
+from data_pipeline.config import DataConfig
+from data_pipeline.dataset import Dataset, Slice, assign, plan_epoch
+from data_pipeline.errors import DataError
+from data_pipeline.loader import Loader
+from pserver.client import Client
+from pserver.config import Tables
+from trainer import checkpoint
+from trainer.config import JobConfig
+from trainer.dense_sync import DenseSync
+from trainer.evaluate import evaluate
+from trainer.exchange import Exchange, Traffic
+from trainer.ledger import SpanLog
+from trainer.link import AgentLink
+from trainer.loop import Progress, Signals, TrainLoop
+from trainer.program import DenseProgram, ListFeature, TableLayout
+from trainer.sampling import logit_shift, sample_negatives
+from trainer.schedule import rate_factor
+from trainer.stopping import BestSoFar, due, due_after_epoch
+
+_SECONDS_BETWEEN_PROGRESS = 0.5
+_COMMITTED, _STOP = 1, 2
+
+
+class RefusedError(ValueError):
+    """The coordinator refused a request; asking again, or starting again, cannot help."""
+
+
+class SaveError(RuntimeError):
+    """A checkpoint could not be saved or committed, and the job is told to stop then."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What the coordinator tells a trainer at its start (one JSON line)."""
+
+    job: JobConfig
+    mode: str  # train or evaluate
+    rank: int
+    num_trainers: int
+    servers: list[str]
+    store: str
+    interface: str | None
+    incarnation: int
+    restore: str | None
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> Spec:
+        """Raises ConfigError when the job inside is not usable."""
+        return cls(
+            job=JobConfig.parse(raw["job"]),
+            mode=raw["mode"],
+            rank=raw["rank"],
+            num_trainers=raw["num_trainers"],
+            servers=raw["servers"],
+            store=raw["store"],
+            interface=raw.get("interface"),
+            incarnation=raw.get("incarnation", 1),
+            restore=raw.get("restore"),
+        )
+
+
+def layouts(data: DataConfig, tables: Tables) -> list[TableLayout]:
+    """How the job's features enter the dense program, table by table in the order of first use."""
+    result = []
+    for name in data.tables:
+        features = [f for f in data.sparse if f.table == name]
+        result.append(
+            TableLayout(
+                name,
+                tables[name].pull_width,
+                tables[name].first_order,
+                [f.name for f in features if not f.multi_valued],
+                [ListFeature(f.name, f.pooling, f.weights is not None) for f in features if f.multi_valued],
+            )
+        )
+    return result
+
+
+class Incarnation:
+    """All that this trainer holds: data, servers, dense part, place in the group.
+
+    Building it restores the checkpoint that the spec names and ends when all trainers are as far.
+
+    Raises:
+        ValueError (ConfigError, DataError, CheckpointError): the job, its data or its checkpoint cannot be used.
+    """
+
+    def __init__(self, spec: Spec, link: AgentLink, signals: Signals, resources: ExitStack) -> None:
+        self._spec, self._link, self._signals = spec, link, signals
+        self._traffic, self._log = Traffic(), SpanLog()
+        self._data_counters: Counter[str] = Counter()
+        self._loader: Loader | None = None
+        self._saved: dict[str, Any] = {}
+        self._saved_step = -1
+        link.event("phase", phase="loading")
+        job = spec.job
+        used = {name: job.tables[name] for name in job.data.tables}
+        self._datasets = {"eval": Dataset.open(job.data.eval, job.data)} if job.data.eval else {}
+        if spec.mode == "train":
+            self._datasets["train"] = Dataset.open(job.data.train, job.data)
+        self._sync = DenseSync(spec.rank, spec.num_trainers, spec.store, interface=spec.interface)
+        self._client = resources.enter_context(
+            Client(
+                used,
+                spec.servers,
+                seed=job.seed,
+                rank=spec.rank,
+                num_trainers=spec.num_trainers,
+                pull_timeout_seconds=job.control.pull_timeout_seconds,
+            )
+        )
+        self._program = DenseProgram(
+            layouts(job.data, used),
+            num_dense=len(job.data.dense_columns),
+            num_labels=len(job.data.labels),
+            model=job.model,
+            optimizer=job.train.dense,
+            seed=job.seed,
+            rank=spec.rank,
+            logit_shift=logit_shift(job.train.negative_sampling),
+        )
+        self._loop = TrainLoop(
+            self._program,
+            self._sync,
+            max_bad_steps=job.train.max_bad_steps,
+            checkpoint_every_steps=job.checkpoint.every_steps,
+            signals=signals,
+            on_step=self._on_step,
+            rate_factor=lambda step: rate_factor(job.train.dense.schedule, step, self._total_steps),
+        )
+        self._best, self._evaluations, self._stopped_early = (
+            BestSoFar(job.train.evaluation),
+            list[dict[str, Any]](),
+            False,
+        )
+        if spec.restore is not None:
+            self._restore(Path(spec.restore))
+        self._sync.barrier()
+        self._check_identical()
+        self._started = self._reported = time.monotonic()
+        self._rows_before = self._loop.progress.rows
+
+    def run(self) -> dict[str, Any] | None:
+        """Train and evaluate, or evaluate alone: the fields of the `result` event; None after an agreed stop."""
+        result: dict[str, Any] = {"mode": self._spec.mode}
+        if self._spec.mode == "train":
+            trained = self._train()
+            if trained is None:
+                return None
+            result |= trained
+        if "eval" in self._datasets:
+            result["eval"] = self._evaluate()
+        self._sync.barrier()
+        return result
+
+    def _restore(self, path: Path) -> None:
+        first = self._spec.rank == 0
+        saved = checkpoint.read(path, verify=first)  # one trainer reads all files through; all read the dense part
+        if first:
+            self._client.load(saved.sparse)
+        try:
+            self._program.load_state(saved.dense())
+        except ValueError as error:
+            raise checkpoint.CheckpointError(f"{path}: {error}") from error
+        cursor, progress = saved.cursor, self._loop.progress
+        progress.step, progress.rows = cursor["step"], cursor["rows"]
+        progress.epoch = cursor["position"]["epoch"]
+
+    def _check_identical(self) -> str:
+        """Hash of the dense parameters; raises when trainers differ, which the design rules out."""
+        digest = xxhash.xxh3_64()
+        for name, value in sorted(self._program.state().items()):
+            digest.update(name.encode())
+            digest.update(value.tobytes())
+        hashes = self._sync.gather(digest.intdigest() >> 1)
+        if len(set(hashes)) > 1:
+            raise AssertionError(f"dense parameters differ between trainers: {[f'{h:x}' for h in hashes]}")
+        return f"{hashes[0]:016x}"
+
+    def _train(self) -> dict[str, Any] | None:
+        job, progress = self._spec.job, self._loop.progress
+        passes: list[dict[str, float]] = []
+        for epoch in range(progress.epoch, job.train.epochs):
+            progress.epoch = epoch
+            self._link.event("phase", phase="training")
+            began = time.monotonic()
+            finished = self._train_epoch(epoch)
+            passes.append({"rows": progress.epoch_rows, "started": began, "ended": time.monotonic()})
+            if not finished and not self._stopped_early:
+                return None
+            if self._stopped_early or (
+                due_after_epoch(job.train.evaluation, epoch, job.train.epochs) and not self._judge()
+            ):
+                break
+        seconds = time.monotonic() - self._started
+        self._report()
+        result = {
+            "rows": progress.rows,
+            "expected_rows": self._total_rows,
+            "steps": progress.step,
+            "seconds": seconds,
+            "rows_per_second": (progress.rows - self._rows_before) / seconds,
+            "loss": progress.loss_sum / progress.weight_sum if progress.weight_sum else None,
+            "bad_steps": progress.bad_steps,
+            "bad_rows": progress.bad_rows,
+            "skipped_rows": self._data_counters["skipped_rows"],
+            "left_out_rows": self._data_counters["left_out_rows"],  # by train.negative_sampling
+            "stopped_early": self._stopped_early,
+            "evaluations": self._evaluations,
+            "dense_hash": self._check_identical(),
+            "phase_seconds": self._loop.phases.seconds,
+            "passes": passes,  # of this machine's monotonic clock, reading, pulls and pushes included
+        }
+        if self._saved_step != progress.step:
+            self._checkpoint()
+        return result | self._saved
+
+    def _train_epoch(self, epoch: int) -> bool:
+        """True when the epoch's rows are trained, False after an agreed stop."""
+        job, data, spec = self._spec.job, self._datasets["train"], self._spec
+        plan = plan_epoch(data, job.seed, epoch)
+        reply = self._ask(
+            "epoch",
+            epoch=epoch,
+            fingerprint=data.fingerprint,
+            slice_rows=data.slice_rows,
+            seed=job.seed,
+            slices=[[piece.index, piece.num_rows] for piece in plan],
+        )
+        done = {int(index): int(rows) for index, rows in reply["done"]}
+        slices: Iterable[Slice]
+        if job.control.leases == "dynamic":
+            slices = self._leased(epoch, {piece.index: piece for piece in plan})
+        else:
+            left = [piece for piece in plan if done.get(piece.index, 0) < piece.num_rows]
+            slices = assign(left, spec.num_trainers, spec.rank, done)
+        synchronous = job.train.max_staleness_steps == 0 and spec.num_trainers > 1
+        with (
+            Loader(data, job.data, slices, seed=job.seed, epoch=epoch, resume=done) as loader,
+            Exchange(
+                self._client,
+                self._sampled(iter(loader), epoch),
+                max_staleness_steps=job.train.max_staleness_steps,
+                embedding_l2=job.train.embedding_l2,
+                wait_for_all=synchronous,
+                traffic=self._traffic,
+            ) as exchange,
+        ):
+            self._loader = loader
+            finished = self._loop.epoch(
+                exchange,
+                rows_left=data.num_rows - sum(done.values()),
+                synchronous=synchronous,
+                on_checkpoint=self._checkpoint,
+                evaluation_due=lambda step: due(job.train.evaluation, step),
+                on_evaluation=self._judge,
+            )
+            self._data_counters.update(loader.counters)
+            self._loader = None
+        return finished
+
+    def _sampled(self, batches: Iterator[Batch], epoch: int) -> Iterator[Batch]:
+        """The batches, without the rows that `train.negative_sampling` leaves out."""
+        config = self._spec.job.train.negative_sampling
+        if config is None:
+            return batches
+
+        def count(rows: int) -> None:
+            self._data_counters["left_out_rows"] += rows
+
+        return sample_negatives(batches, config, seed=self._spec.job.seed, epoch=epoch, on_left_out=count)
+
+    def _judge(self) -> bool:
+        """Evaluate, and tell whether to go on."""
+        if "eval" not in self._datasets:
+            return True
+        progress = self._loop.progress
+        report = self._evaluate()
+        verdict = self._best.observe(progress.step, report)
+        at = {"step": progress.step, "epoch": progress.epoch, "rows": progress.rows}
+        self._evaluations.append({**at, "loss": progress.last_loss, "best": verdict.best, **report})
+        self._link.event("evaluation", **self._evaluations[-1])
+        self._link.event("phase", phase="training")
+        self._stopped_early = verdict.stop
+        return not verdict.stop
+
+    def _leased(self, epoch: int, by_index: dict[int, Slice]) -> Iterator[Slice]:
+        """Slices as the coordinator gives them; it is asked when the loader needs more."""
+        while indices := self._ask("lease", epoch=epoch)["slices"]:
+            for index in indices:
+                yield by_index[int(index)]
+
+    def _ask(self, what: str, **fields: Any) -> dict[str, Any]:
+        reply = self._link.request(what, **fields)
+        if "error" in reply:
+            message = f"the coordinator refused {what!r}: {reply['error']}"
+            raise (DataError if reply.get("kind") == "data" else RefusedError)(message)
+        return reply
+
+    def _on_step(self, progress: Progress, spans: tuple[Span, ...], skipped: bool) -> None:
+        self._log.add(progress.epoch, spans, skipped=skipped)
+        now = time.monotonic()
+        if now - self._reported >= _SECONDS_BETWEEN_PROGRESS or progress.step == 1:
+            self._reported = now
+            self._report()
+            self._loop.running.decay(0.98)
+
+    @property
+    def _total_rows(self) -> int:
+        return self._datasets["train"].num_rows * self._spec.job.train.epochs
+
+    @property
+    def _total_steps(self) -> int:
+        """Steps of the whole job, about; the same number on every trainer."""
+        job = self._spec.job
+        rows_per_step = job.data.batch_rows * self._spec.num_trainers
+        return -(-self._datasets["train"].num_rows // rows_per_step) * job.train.epochs
+
+    def _report(self) -> None:
+        progress, traffic = self._loop.progress, self._traffic
+        seconds = time.monotonic() - self._started
+        rate = (progress.rows - self._rows_before) / seconds if seconds > 0 else 0.0
+        counters = self._data_counters + (self._loader.counters if self._loader is not None else Counter())
+        self._link.event(
+            "progress",
+            epoch=progress.epoch,
+            epochs=self._spec.job.train.epochs,
+            step=progress.step,
+            rows=progress.rows,
+            total_rows=self._total_rows,
+            loss=progress.last_loss,
+            auc=self._loop.running.report().auc,
+            rows_per_second=rate,
+            seconds_left=(self._total_rows - progress.rows) / rate if rate else None,
+            bad_steps=progress.bad_steps,
+            phase_seconds=self._loop.phases.seconds,
+            # for the metrics
+            own_rows=progress.own_rows,
+            bad_rows=progress.bad_rows,
+            skipped_rows=counters["skipped_rows"],
+            truncated_ids=counters["truncated_ids"],
+            pulled_keys=traffic.pulled_keys,
+            pulled_bytes=traffic.pulled_bytes,
+            pushed_bytes=traffic.pushed_bytes,
+            staleness_steps=traffic.staleness_steps,
+            ready_batches=traffic.ready_batches,
+            durations={
+                **{phase: histogram.to_json() for phase, histogram in self._loop.phases.durations.items()},
+                "servers_pull": traffic.pulls.to_json(),
+                "servers_push": traffic.pushes.to_json(),
+            },
+        )
+
+    def _checkpoint(self) -> None:
+        """Save at a step that all trainers agreed on. This trainer's pushes are applied; the reply waits for all."""
+        progress = self._loop.progress
+        self._link.event("phase", phase="saving")
+        started = time.monotonic()
+        reply = self._ask("cursor", step=progress.step, epoch=progress.epoch, **self._log.take())
+        outcome = 0
+        if self._spec.rank == 0:
+            outcome = self._save_and_commit(progress, reply["draft"], reply["cursor"], started)
+        outcome = max(self._sync.gather(outcome))
+        if outcome == _STOP:
+            raise SaveError("a checkpoint failed, and the coordinator ended the job: see trainer 0's log")
+        if outcome == _COMMITTED:
+            self._saved_step = progress.step
+        self._link.event("phase", phase="training")
+
+    def _save_and_commit(self, progress: Progress, name: str, cursor: dict[str, Any], started: float) -> int:
+        """Trainer 0's part: _COMMITTED, _STOP, or 0 when it failed and training goes on."""
+        job = self._spec.job
+        keys: dict[str, int] = {}
+        try:
+            draft = checkpoint.Draft(job.checkpoint_directory, name, progress.step)
+            tables = self._client.save(draft.sparse)
+            keys = {table: saved.num_rows for table, saved in tables.items()}
+            draft.finish(
+                dense=self._program.state(),
+                cursor=cursor,
+                facts={
+                    "job": job.name,
+                    "seed": job.seed,
+                    "tables": {t: {"config": job.tables[t].model_dump(mode="json"), "keys": keys[t]} for t in keys},
+                },
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            fields: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"}
+        else:
+            fields = {"draft": str(draft.path), "seconds": time.monotonic() - started}
+        reply = self._ask("commit", step=progress.step, **fields)
+        if reply["committed"]:
+            self._saved = {
+                "keys": keys,
+                "checkpoint": reply["path"],
+                "checkpoint_seconds": time.monotonic() - started,
+            }
+            self._link.event("checkpoint", step=progress.step, **self._saved)
+            return _COMMITTED
+        self._link.event("log", level="error", message=f"checkpoint of step {progress.step} failed: {reply['error']}")
+        return _STOP if reply.get("stop") else 0
+
+    def _evaluate(self) -> dict[str, Any]:
+        job, data = self._spec.job, self._datasets["eval"]
+        self._link.event("phase", phase="evaluating")
+        slices = assign(plan_epoch(data, job.seed, 0), self._spec.num_trainers, self._spec.rank)
+        started = reported = time.monotonic()
+        scored = 0
+
+        def on_rows(rows: int) -> None:
+            nonlocal scored, reported
+            scored += rows
+            if time.monotonic() - reported > _SECONDS_BETWEEN_PROGRESS:
+                reported = time.monotonic()
+                self._link.event("phase", phase="evaluating", rows=scored)
+
+        with Loader(data, job.data, slices, seed=job.seed, epoch=0, training=False) as loader:
+            report = evaluate(
+                self._program, self._client, self._sync, iter(loader), labels=job.data.labels, on_rows=on_rows
+            )
+        return {**report, "seconds": time.monotonic() - started}
