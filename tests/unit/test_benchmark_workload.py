@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from trainer.benchmark.workload import Workload, blocks, prepare
+from trainer.benchmark.workload import Workload, blocks, keys_per_row, prepare
 
 WORK = Workload(rows=101, num_slots=3, ids_per_slot=50, num_dense=2, num_files=4, tower=(8, 4), width=2)
 
@@ -45,6 +45,13 @@ def test_made_once_and_found_again_whatever_the_model(tmp_path: Path) -> None:
     assert sorted(path.name[:4] for path in tmp_path.iterdir()) == ["rows", "rows"]
 
 
-def test_flops_of_the_tower() -> None:
+def test_size_and_flops_of_the_tower() -> None:
     assert WORK.tower_sizes == [3 * 2 + 2, 8, 4, 1]
     assert WORK.tower_flops_per_row == 6 * (8 * 8 + 8 * 4 + 4)
+    assert WORK.tower_bytes == 4 * (8 * 8 + 8 + 8 * 4 + 4 + 4 + 1)
+
+
+def test_keys_per_row_counts_an_id_once_per_slot_and_batch() -> None:
+    ids_BF = next(blocks(WORK)).ids_BF[:10]
+    distinct = {(slot, int(i)) for row in ids_BF for slot, i in enumerate(row)}
+    assert keys_per_row(WORK, 10) == len(distinct) / 10

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.benchmark import machine, systems
+from trainer.benchmark.forecast import Costs, Nodes, efficiency, forecast, servers_needed
 from trainer.benchmark.report import Case, Report, ratios
 from trainer.benchmark.systems import SYSTEMS, Measured, Setting
-from trainer.benchmark.workload import Workload, prepare
+from trainer.benchmark.workload import Workload, keys_per_row, prepare
 
 Say = Callable[[str], None]
 STAGE_BATCHES = 40
@@ -303,5 +304,39 @@ async def scaling(
             "speed."
         ),
         "servers_per_trainer: CPU seconds of servers over those of trainers: server cores that a trainer core needs.",
+        *_expected(options.work, batch_rows, cases),
     ]
     return report
+
+
+def _expected(work: Workload, batch_rows: int, cases: Sequence[Case]) -> list[str]:
+    """How far the forecast's first assumption holds here, and what it then makes of the costs of the smallest case."""
+    spread = []
+    for role in ("trainer", "server"):
+        found = [cost for case in cases if (cost := case.fact(f"{role}_CPU_s/M"))]
+        if not found:
+            return []
+        spread.append(f"{role}s {min(found):.1f} to {max(found):.1f}")
+    trainer, server = (cases[0].fact(f"{role}_CPU_s/M") for role in ("trainer", "server"))
+    assert trainer is not None
+    assert server is not None
+    costs = Costs(
+        trainer_seconds_per_row=trainer / 1e6,
+        server_seconds_per_row=server / 1e6,
+        batch_rows=batch_rows,
+        keys_per_row=keys_per_row(work, batch_rows),
+        pulled_floats=work.width + 3,
+        pushed_floats=work.width + 4,
+        dense_bytes=work.tower_bytes,
+    )
+    nodes = Nodes()
+    many = forecast(costs, nodes, 32, servers_needed(costs, nodes, 32))
+    return [
+        f"CPU seconds per million rows over all cases: {', '.join(spread)}.",
+        (
+            f"Forecast, not measured (assumptions in the module `forecast`), from the costs of {cases[0].name}: with "
+            f"{nodes.trainer_cores} cores a machine and {nodes.bytes_per_second * 8 / 1e9:g} Gbit/s, 32 trainers need "
+            f"{many.servers} servers, train {many.rows_per_second:,.0f} samples/s, and are "
+            f"{efficiency(costs, nodes, 4, 32):.0%} as fast each as 4; {many.bound} set the pace."
+        ),
+    ]

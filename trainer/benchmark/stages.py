@@ -68,7 +68,7 @@ def iter_batches(job: JobConfig, spec: Spec, _: Path) -> Told:
 
 
 def to_batches(job: JobConfig, spec: Spec, _: Path) -> Told:
-    """pyarrow's `Dataset.to_batches`, all columns to NumPy."""
+    """The same with `Dataset.to_batches` of pyarrow, which reads ahead."""
     files = [file.source.path for file in Dataset.open(job.data.train, job.data).files]
 
     def once() -> int:

@@ -72,6 +72,11 @@ class Workload:
         return [self.num_slots * self.width + self.num_dense, *self.tower, 1]
 
     @property
+    def tower_bytes(self) -> int:
+        """Of the tower's weights and biases."""
+        return 4 * sum((a + 1) * b for a, b in pairwise(self.tower_sizes))
+
+    @property
     def tower_flops_per_row(self) -> int:
         """Floating-point operations of the tower's matrix products for one row, forward and backward."""
         return 6 * sum(a * b for a, b in pairwise(self.tower_sizes))
@@ -117,6 +122,12 @@ def blocks(work: Workload) -> Iterator[Block]:
         log_odds_B = sign_BF @ effect_F + (dense_BD - 0.5) @ effect_D - 1.2
         labels_B = (rng.random(num_rows) < 1.0 / (1.0 + np.exp(-log_odds_B))).astype(np.float32)
         yield Block(ids_BF.astype(np.int64), dense_BD, labels_B)
+
+
+def keys_per_row(work: Workload, batch_rows: int) -> float:
+    """Distinct ids of a batch, over its rows; of the first rows."""
+    ids_BF = next(blocks(work)).ids_BF[:batch_rows]
+    return sum(len(np.unique(ids_BF[:, slot])) for slot in range(work.num_slots)) / len(ids_BF)
 
 
 def prepare(work: Workload, directory: Path) -> Files:

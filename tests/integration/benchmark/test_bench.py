@@ -82,7 +82,9 @@ def test_scaling_adds_trainers(tmp_path: Path) -> None:
     measuring = runs.scaling(
         options(tmp_path / "work"), batch_rows=128, trainers=[2], servers=[2], say=lambda line: None
     )
-    cases = check_agreement(asyncio.run(measuring), tmp_path)
+    report = asyncio.run(measuring)
+    cases = check_agreement(report, tmp_path)
+    assert any(note.startswith("Forecast, not measured") for note in report.notes)
     facts = cases["2 trainers, 2 servers"]["facts"]
     assert facts["servers_per_trainer"][0] > 0
 
