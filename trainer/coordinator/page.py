@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.telemetry import JobTelemetry, metrics_app
@@ -33,29 +33,30 @@ _CURVES = ("rows", "loss", "auc", "rows_per_second")
 
 def snapshot(status: pb.JobStatus) -> dict[str, Any]:
     """The status as plain data: every field present, JSON inside of it parsed, roles by name."""
-    result: dict[str, Any] = MessageToDict(
-        status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
+    result = _plain(status)
     for key in ("progress", "result"):
         text = result.pop(f"{key}_json")
         result[key] = json.loads(text) if text else None
     if result["progress"]:
         result["progress"].pop("durations", None)  # for the agents' metrics only
-    for source, member in zip(status.members, result["members"], strict=True):
-        member["role"] = _ROLES.get(source.role, "unknown")
+    for member in result["members"]:
+        member["role"] = _ROLES.get(member["role"], "unknown")
         member.pop("progress_json")
-    empty_checkpoint, empty_outcome = pb.CheckpointStatus(step=-1), pb.Outcome()
-    for key, message in (
-        ("checkpoint", status.checkpoint if status.HasField("checkpoint") else empty_checkpoint),
-        ("outcome", status.outcome if status.HasField("outcome") else empty_outcome),
-    ):
-        result[key] = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
-    for entry, source_entry in zip(result["entries"], status.entries, strict=True):
-        entry["number"] = int(source_entry.number)
-    for member, source in zip(result["members"], status.members, strict=True):
-        for key in ("pid", "child_pid", "child_memory_bytes"):
-            member[key] = int(getattr(source, key))
+    if not status.HasField("checkpoint"):
+        result["checkpoint"]["step"] = -1
     return result
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """Unlike protobuf's own MessageToDict: large and missing numbers are numbers, missing messages are there."""
+    found: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is not None:
+            found[field.name] = [_plain(item) for item in value] if field.is_repeated else _plain(value)
+        else:
+            found[field.name] = list(value) if field.is_repeated else value
+    return found
 
 
 class Curves:
