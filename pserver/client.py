@@ -20,7 +20,7 @@ from pserver.initial import Initializer
 from pserver.wire import Buffer, Command, Connection, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -50,8 +50,7 @@ class _Table:
         self.max_keys_per_request = max(1, _MAX_REQUEST_BYTES // (8 + 4 * (_PUSH_PREFIX + 1 + config.width)))
         self.shards_per_server = self.num_shards // num_servers
         self.initializer = Initializer(name, config, seed)
-        self.has_first_order = int(config.first_order)
-        self.scale_by_shows = config.optimizer.occurrences == "mean"
+        self.unused_columns = int(not config.first_order)  # servers have a first-order weight in every table
 
     def server_of(self, keys_U: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
         return ((keys_U % np.uint64(self.num_shards)) // np.uint64(self.shards_per_server)).astype(np.intp)
@@ -110,32 +109,21 @@ class Client:
     def pull_with_counts(self, table: str, keys_U: npt.NDArray[np.uint64]) -> Pulled:
         """As `pull`, with the shows and clicks that the table has counted for each key."""
         t = self._tables[table]
-        keys_U = _checked(keys_U)
+        _check_keys(keys_U)
         num_floats = _PULLED_COUNTS + 1 + t.config.width
         raw_UV = np.empty((len(keys_U), num_floats), np.float32)
         deadline = time.monotonic() + self._pull_timeout_seconds
         try:
-            for rows, chunks in self._split(t, keys_U):
-                requests = [
-                    None
-                    if not len(keys)
-                    else _Request(
-                        Command.PULL_SPARSE,
-                        t.number,
-                        params=[np.uint32(len(keys)).tobytes()],
-                        attachment=[_IS_TRAINING, _buffer(keys), _buffer(np.ones(len(keys), np.uint32))],
-                    )
-                    for keys in chunks
-                ]
-                for replied_rows, keys, reply in zip(rows, chunks, self._ask_all(requests, deadline), strict=True):
-                    if reply is None:
-                        continue
-                    if reply.attachment.nbytes != len(keys) * num_floats * 4:
+            for shares in self._rounds(t, keys_U):
+                replies = self._ask({share.server: _pull_request(t, share.keys_N) for share in shares}, deadline)
+                for share in shares:
+                    found = np.frombuffer(replies[share.server].attachment, np.float32)
+                    if found.size != len(share.keys_N) * num_floats:
                         raise ServerError(
-                            f"a pull of {len(keys)} keys of table {table!r} (width {t.config.width}) got "
-                            f"{reply.attachment.nbytes} bytes: the server's table has another width"
+                            f"parameter server {self._endpoints[share.server]} gave {found.size} floats instead of "
+                            f"{len(share.keys_N) * num_floats}: its table {table!r} has not the width {t.config.width}"
                         )
-                    raw_UV[replied_rows] = np.frombuffer(reply.attachment, np.float32).reshape(len(keys), num_floats)
+                    raw_UV[share.rows] = found.reshape(-1, num_floats)
         except ServerError as error:
             raise PullError(f"pull of {len(keys_U)} keys from table {table!r}: {error}") from error
         if time.monotonic() > deadline:
@@ -144,7 +132,7 @@ class Client:
             )
         shows_U, clicks_U = raw_UV[:, 0], raw_UV[:, 1]
         admitted_U = t.initializer.admitted(shows_U, clicks_U)
-        change_UW = raw_UV[:, _PULLED_COUNTS + (1 - t.has_first_order) :]
+        change_UW = raw_UV[:, _PULLED_COUNTS + t.unused_columns :]
         return Pulled(t.initializer.effective(change_UW, keys_U, admitted_U), shows_U, clicks_U, admitted_U)
 
     def push(
@@ -162,41 +150,23 @@ class Client:
         grads / shows. Raises PushError.
         """
         t = self._tables[table]
-        keys_U = _checked(keys_U)
-        grads_UW = np.asarray(grads_UW, np.float32)
+        _check_keys(keys_U)
         assert grads_UW.shape == (len(keys_U), t.config.pull_width), (grads_UW.shape, len(keys_U), t.config.pull_width)
         assert shows_U.shape == clicks_U.shape == keys_U.shape
         assert len(keys_U) == 0 or float(shows_U.min()) > 0, "shows must be positive"
         if not np.isfinite(grads_UW.sum()):
             raise PushError(f"push to table {table!r}: the gradients hold NaN or inf; nothing was sent")
-        row_UV = np.empty((len(keys_U), _PUSH_PREFIX + 1 + t.config.width), np.float32)
-        row_UV[:, 0] = 0
+        row_UV = np.zeros((len(keys_U), _PUSH_PREFIX + 1 + t.config.width), np.float32)
         row_UV[:, 1] = shows_U
         row_UV[:, 2] = clicks_U
-        row_UV[:, 3] = 0
-        target_UW = row_UV[:, _PUSH_PREFIX + (1 - t.has_first_order) :]
-        if t.scale_by_shows:
-            np.divide(grads_UW, row_UV[:, 1:2], out=target_UW)
-        else:
-            target_UW[...] = grads_UW
+        divisor = row_UV[:, 1:2] if t.config.optimizer.occurrences == "mean" else np.float32(1)
+        np.divide(grads_UW, divisor, out=row_UV[:, _PUSH_PREFIX + t.unused_columns :])
         deadline = time.monotonic() + self._pull_timeout_seconds
         with self._pushing():
             try:
-                for rows, chunks in self._split(t, keys_U):
-                    requests = []
-                    for server_rows, keys in zip(rows, chunks, strict=True):
-                        values = np.ascontiguousarray(row_UV[server_rows])
-                        requests.append(
-                            None
-                            if not len(keys)
-                            else _Request(
-                                Command.PUSH_SPARSE,
-                                t.number,
-                                params=[np.uint32(len(keys)).tobytes()],
-                                data=[_buffer(keys), _buffer(values)],
-                            )
-                        )
-                    self._ask_all(requests, deadline)
+                for shares in self._rounds(t, keys_U):
+                    requests = {s.server: _push_request(t, s.keys_N, row_UV[s.rows]) for s in shares}
+                    self._ask(requests, deadline)
             except ServerError as error:
                 raise PushError(f"push of {len(keys_U)} keys to table {table!r}: {error}") from error
 
@@ -233,7 +203,7 @@ class Client:
     def end_day(self) -> None:
         """Day boundary of every table: decay shows and clicks, then delete keys as `lifecycle` says."""
         for t in self._tables.values():
-            self._admin(Command.SHRINK_TABLE, t, [b"0"])
+            self._ask_everyone(Command.SHRINK_TABLE, t, [b"0"])
 
     def num_keys(self) -> dict[str, tuple[int, ...]]:
         """Keys of each table on each server, in rank order."""
@@ -247,7 +217,7 @@ class Client:
         deadline = time.monotonic() + self._connect_timeout_seconds
         for server in range(len(self._endpoints)):
             with contextlib.suppress(ServerError):
-                self._ask(server, _Request(Command.STOP_SERVER, 0), deadline)
+                self._ask({server: _Request(Command.STOP_SERVER, 0)}, deadline)
 
     def close(self) -> None:
         """Close the connections, those in use as soon as their call ends; later calls raise."""
@@ -268,7 +238,7 @@ class Client:
     # ---- inside -------------------------------------------------------------------------------------------------
 
     def _num_keys(self, t: _Table) -> tuple[int, ...]:
-        replies = self._admin(Command.PRINT_TABLE_STAT, t, [])
+        replies = self._ask_everyone(Command.PRINT_TABLE_STAT, t, [])
         return tuple(int(np.frombuffer(reply.data, "<i8")[0]) for reply in replies)
 
     def _save_table(self, t: _Table, directory: Path, *, advance_day: bool) -> checkpoint.SavedTable:
@@ -279,7 +249,7 @@ class Client:
             raise CheckpointError(f"table {t.name!r} cannot be saved: {error}") from error
         num_keys = sum(self._num_keys(t))
         mode = _SAVE_AND_ADVANCE_DAY if advance_day else _SAVE
-        self._admin(Command.SAVE_ONE_TABLE, t, [str(directory).encode(), mode])
+        self._ask_everyone(Command.SAVE_ONE_TABLE, t, [str(directory).encode(), mode])
         saved = checkpoint.record(directory, t.name, t.config, self._seed, t.num_shards)
         if saved.num_rows != num_keys:
             raise CheckpointError(
@@ -290,7 +260,7 @@ class Client:
 
     def _load_table(self, t: _Table, saved: checkpoint.SavedTable) -> None:
         with checkpoint.staged(saved, t.num_shards) as path:
-            self._admin(Command.LOAD_ONE_TABLE, t, [str(path).encode(), _SAVE])
+            self._ask_everyone(Command.LOAD_ONE_TABLE, t, [str(path).encode(), _SAVE])
         num_keys = sum(self._num_keys(t))
         if num_keys != saved.num_rows:
             raise CheckpointError(
@@ -298,58 +268,48 @@ class Client:
                 f"{saved.directory}: load into empty servers, and start them again after a failed load"
             )
 
-    def _split(
-        self, t: _Table, keys_U: npt.NDArray[np.uint64]
-    ) -> Iterator[tuple[list[slice | npt.NDArray[np.intp]], list[npt.NDArray[np.uint64]]]]:
-        """Rounds of at most a request's keys a server: (rows of each server, keys of each server)."""
-        limit = t.max_keys_per_request
-        if len(self._endpoints) == 1:
-            for start in range(0, len(keys_U), limit):
-                rows = slice(start, start + limit)
-                yield [rows], [keys_U[rows]]
-            return
-        server_U = t.server_of(keys_U)
-        rows_S = [np.flatnonzero(server_U == server) for server in range(len(self._endpoints))]
-        for start in range(0, max(map(len, rows_S)), limit):
-            parts = [rows[start : start + limit] for rows in rows_S]
-            yield list(parts), [keys_U[part] for part in parts]
+    def _rounds(self, t: _Table, keys_U: npt.NDArray[np.uint64]) -> Iterator[list[_Share]]:
+        """Which rows go to which server, in rounds of at most one request to each."""
+        num_servers = len(self._endpoints)
+        rows_S: list[npt.NDArray[np.intp] | range] = [range(len(keys_U))]
+        if num_servers > 1:
+            server_U = t.server_of(keys_U)
+            rows_S = [np.flatnonzero(server_U == server) for server in range(num_servers)]
+        for start in range(0, max(map(len, rows_S)), t.max_keys_per_request):
+            shares = []
+            for server, rows in enumerate(rows_S):
+                some = rows[start : start + t.max_keys_per_request]
+                if len(some):
+                    part = slice(some.start, some.stop) if isinstance(some, range) else some
+                    shares.append(_Share(server, part, keys_U[part]))
+            yield shares
 
-    def _ask_all(self, requests: Sequence[_Request | None], deadline: float) -> list[Reply | None]:
-        """Send a request to each server (None: nothing for it), then collect the answers: all work at once."""
-        connections: list[Connection | None] = [None] * len(requests)
-        replies: list[Reply | None] = [None] * len(requests)
+    def _ask(self, requests: Mapping[int, _Request], deadline: float) -> dict[int, Reply]:
+        """Send each server its request, then collect the answers: all servers work at once."""
+        connections: dict[int, Connection] = {}
         try:
-            for server, request in enumerate(requests):
-                if request is not None:
-                    connections[server] = self._connection(server)
-                    request.send(connections[server], deadline)
-            for server, connection in enumerate(connections):
-                if connection is not None:
-                    replies[server] = connection.receive(deadline=deadline)
+            for server, request in requests.items():
+                connections[server] = self._connection(server)
+                connections[server].send(*request, deadline=deadline)
+            replies = {server: connection.receive(deadline=deadline) for server, connection in connections.items()}
         except BaseException:
-            for connection in connections:
-                if connection is not None:
-                    connection.close()
+            for connection in connections.values():
+                connection.close()
             raise
         with self._lock:
-            for server, connection in enumerate(connections):
-                if connection is not None and not self._closed:
+            if not self._closed:
+                for server, connection in connections.items():
                     self._idle[server].append(connection)
-                    connections[server] = None
-        for connection in connections:
-            if connection is not None:
-                connection.close()
+                return replies
+        for connection in connections.values():
+            connection.close()
         return replies
 
-    def _ask(self, server: int, request: _Request, deadline: float) -> Reply | None:
-        requests: list[_Request | None] = [None] * len(self._endpoints)
-        requests[server] = request
-        return self._ask_all(requests, deadline)[server]
-
-    def _admin(self, command: Command, t: _Table, params: list[bytes]) -> list[Reply]:
+    def _ask_everyone(self, command: Command, t: _Table, params: list[bytes]) -> list[Reply]:
+        """One answer of each server, in rank order."""
         deadline = time.monotonic() + self._admin_timeout_seconds
-        replies = self._ask_all([_Request(command, t.number, params=params)] * len(self._endpoints), deadline)
-        return [reply for reply in replies if reply is not None]
+        replies = self._ask(dict.fromkeys(range(len(self._endpoints)), _Request(command, t.number, params)), deadline)
+        return list(replies.values())
 
     def _connection(self, server: int) -> Connection:
         with self._lock:
@@ -387,42 +347,41 @@ class Client:
                 self._no_push.notify_all()
 
 
-class _Request:
-    def __init__(
-        self,
-        command: Command,
-        table: int,
-        *,
-        params: Sequence[bytes] = (),
-        data: Sequence[Buffer] = (),
-        attachment: Sequence[Buffer] = (),
-    ) -> None:
-        self._command, self._table, self._params, self._data, self._attachment = (
-            command,
-            table,
-            params,
-            data,
-            attachment,
-        )
+class _Share(NamedTuple):
+    server: int
+    rows: slice | npt.NDArray[np.intp]
+    keys_N: npt.NDArray[np.uint64]
 
-    def send(self, connection: Connection | None, deadline: float) -> None:
-        assert connection is not None
-        connection.send(
-            self._command,
-            self._table,
-            deadline=deadline,
-            params=self._params,
-            data=self._data,
-            attachment=self._attachment,
-        )
+
+class _Request(NamedTuple):
+    """Arguments of Connection.send."""
+
+    command: Command
+    table: int
+    params: Sequence[bytes] = ()
+    data: Sequence[Buffer] = ()
+    attachment: Sequence[Buffer] = ()
+
+
+def _pull_request(t: _Table, keys_N: npt.NDArray[np.uint64]) -> _Request:
+    frequencies_N = np.ones(len(keys_N), np.uint32)
+    attachment: list[Buffer] = [_IS_TRAINING, _buffer(keys_N), _buffer(frequencies_N)]
+    return _Request(Command.PULL_SPARSE, t.number, [_count(keys_N)], attachment=attachment)
+
+
+def _push_request(t: _Table, keys_N: npt.NDArray[np.uint64], row_NV: npt.NDArray[np.float32]) -> _Request:
+    return _Request(Command.PUSH_SPARSE, t.number, [_count(keys_N)], data=[_buffer(keys_N), _buffer(row_NV)])
+
+
+def _count(keys_N: npt.NDArray[np.uint64]) -> bytes:
+    return len(keys_N).to_bytes(4, "little")
 
 
 def _buffer(array: npt.NDArray[np.generic]) -> memoryview:
     return np.ascontiguousarray(array).data.cast("B")
 
 
-def _checked(keys_U: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _check_keys(keys_U: npt.NDArray[np.uint64]) -> None:
     assert keys_U.dtype == np.uint64, keys_U.dtype
     assert keys_U.ndim == 1, keys_U.shape
     assert bool(keys_U.all()), "key 0 means padding and is never pulled or pushed"
-    return keys_U

@@ -66,11 +66,11 @@ class Connection:
         self,
         command: Command,
         table: int,
-        *,
-        deadline: float,
         params: Sequence[bytes] = (),
         data: Sequence[Buffer] = (),
         attachment: Sequence[Buffer] = (),
+        *,
+        deadline: float,
     ) -> None:
         """Send one request. data, attachment: pieces that are sent one after the other without being copied together.
 
