@@ -129,6 +129,11 @@ def _num_state(config: TableConfig, width: int) -> int:
     ]
 
 
+def max_bytes_per_row(config: TableConfig) -> int:
+    """Longest line of a saved table: a key of 20 digits, and floats such as " -1.23457e-05"."""
+    return 21 + 13 * (_NUM_FIXED + config.width + sum(state_widths(config)))
+
+
 def check_path(path: Path) -> None:
     """Raise CheckpointError unless the path is absolute and safe in Paddle's shell commands."""
     if not _SAFE_PATH.fullmatch(str(path)):

@@ -7,6 +7,7 @@ Legend of shapes: U unique keys of one call, W floats of a pulled row (`TableCon
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -50,6 +51,7 @@ class _Table:
         self.max_keys_per_request = max(1, _MAX_REQUEST_BYTES // (8 + 4 * (_PUSH_PREFIX + 1 + config.width)))
         self.shards_per_server = self.num_shards // num_servers
         self.initializer = Initializer(name, config, seed)
+        self.bytes_per_row: float = checkpoint.max_bytes_per_row(config)  # of a save; the last save knows better
         self.unused_columns = int(not config.first_order)  # servers have a first-order weight in every table
 
     def server_of(self, keys_U: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
@@ -184,9 +186,11 @@ class Client:
         may be pushed meanwhile. advance_day: afterwards, add one to the unseen days of every key in the servers (not
         in the files). Raises CheckpointError or ServerError; then nothing under `directory` counts.
         """
-        return {
-            name: self._save_table(t, directory / name, advance_day=advance_day) for name, t in self._tables.items()
-        }
+        checkpoint.check_path(directory)
+        num_keys = {name: sum(self._num_keys(t)) for name, t in self._tables.items()}
+        self._check_space(directory, num_keys)
+        mode = _SAVE_AND_ADVANCE_DAY if advance_day else _SAVE
+        return {name: self._save_table(t, directory / name, num_keys[name], mode) for name, t in self._tables.items()}
 
     def load(self, directory: Path) -> None:
         """Load tables saved by `save`, by any number of servers, into servers that hold no keys yet.
@@ -241,14 +245,22 @@ class Client:
         replies = self._ask_everyone(Command.PRINT_TABLE_STAT, t, [])
         return tuple(int(np.frombuffer(reply.data, "<i8")[0]) for reply in replies)
 
-    def _save_table(self, t: _Table, directory: Path, *, advance_day: bool) -> checkpoint.SavedTable:
-        checkpoint.check_path(directory)
+    def _check_space(self, directory: Path, num_keys: dict[str, int]) -> None:
+        """A server whose disk is full while it saves ends its process. So look first, as far as one can."""
+        needed = sum(num_keys[name] * t.bytes_per_row for name, t in self._tables.items())
+        parent = next(folder for folder in (directory, *directory.parents) if folder.exists())
+        free = shutil.disk_usage(parent).free
+        if free < needed:
+            raise CheckpointError(
+                f"a save of {sum(num_keys.values())} keys needs about {needed / 1e6:.1f} MB, but {parent} has "
+                f"{free / 1e6:.1f} MB left: make room, or save elsewhere"
+            )
+
+    def _save_table(self, t: _Table, directory: Path, num_keys: int, mode: bytes) -> checkpoint.SavedTable:
         try:
             directory.mkdir(parents=True)
         except OSError as error:
             raise CheckpointError(f"table {t.name!r} cannot be saved: {error}") from error
-        num_keys = sum(self._num_keys(t))
-        mode = _SAVE_AND_ADVANCE_DAY if advance_day else _SAVE
         self._ask_everyone(Command.SAVE_ONE_TABLE, t, [str(directory).encode(), mode])
         saved = checkpoint.record(directory, t.name, t.config, self._seed, t.num_shards)
         if saved.num_rows != num_keys:
@@ -256,6 +268,8 @@ class Client:
                 f"{directory} holds {saved.num_rows} rows after the save, but the servers held {num_keys} keys of "
                 f"table {t.name!r}: was something pushed meanwhile, or is the disk full?"
             )
+        if num_keys:
+            t.bytes_per_row = 1.1 * saved.num_bytes / num_keys
         return saved
 
     def _load_table(self, t: _Table, saved: checkpoint.SavedTable) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from pserver import probe
 from pserver.client import Client
 from pserver.config import TableConfig
-from pserver.errors import PullError, PushError, ServerError
+from pserver.errors import CheckpointError, PullError, PushError, ServerError
 from pserver.local import local_servers
 
 pytestmark = pytest.mark.processes
@@ -98,13 +99,14 @@ def test_a_stopped_server_fails_within_the_time_limit_and_works_again_afterwards
 
 def test_gradients_that_are_not_finite_never_reach_a_server(servers):
     with Client(TABLES, servers.endpoints) as client:
-        start = client.pull("t", KEYS)
+        before = client.pull_with_counts("t", KEYS)
+        start = before.values_UW
         for bad in (np.nan, np.inf):
             grads = np.zeros_like(start)
             grads[7, 2] = bad
             with pytest.raises(PushError, match="NaN or inf"):
                 client.push("t", KEYS, grads, ONES, ONES)
-        assert sum(client.num_keys()["t"]) == 0
+        np.testing.assert_array_equal(client.pull_with_counts("t", KEYS).shows_U, before.shows_U)
 
 
 def test_key_0_and_wrong_shapes_are_refused(servers):
@@ -132,6 +134,18 @@ def test_a_table_of_another_width_or_name_on_the_server_is_noticed(servers):
         client.pull("t", KEYS)
     with Client({"u": TableConfig(width=4)}, servers.endpoints) as client, pytest.raises(PullError, match="table"):
         client.pull("u", KEYS)
+
+
+def test_a_full_disk_is_noticed_before_it_ends_a_server(servers, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10_000))
+    with Client(TABLES, servers.endpoints) as client:
+        client.push("t", KEYS, client.pull("t", KEYS), ONES, ONES)
+        with pytest.raises(CheckpointError, match=r"1000 keys needs about 0\.\d MB, but .* has 0\.0 MB left"):
+            client.save(tmp_path / "saved")
+        assert sum(client.num_keys()["t"]) == 1000
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+        client.save(tmp_path / "saved")
 
 
 def test_a_closed_client_says_so(servers):
