@@ -6,6 +6,7 @@
         cursor.json             which rows the model has seen
         MANIFEST.json           written last: job, tables, and size and hash of every file
     <directory>/LATEST          name of the newest committed folder
+    <directory>/BEST            name of the one whose evaluation was best, when the job keeps it
 
 A folder is built under a name that starts with `.` and renamed when everything in it is on disk, so `step-<n>` never
 names a half-written one. Importable without Paddle.
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 FORMAT = 2
 _MANIFEST, _DENSE, _CURSOR, _LATEST = "MANIFEST.json", "dense.safetensors", "cursor.json", "LATEST"
+_BEST = "BEST"
 _DIGEST = "manifest_xxh3_128"
 _CHUNK_BYTES = 1 << 22
 
@@ -125,9 +127,24 @@ def commit(draft: Path, step: int, keep: int) -> Path:
     return final
 
 
+def mark_best(path: Path) -> None:
+    """Point BEST to a committed folder; `prune` then keeps it, however old it gets."""
+    _write(path.parent / _BEST, path.name + "\n")
+
+
+def best(directory: Path) -> Path | None:
+    """The committed folder that BEST names, or None."""
+    try:
+        path = directory / (directory / _BEST).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    return path if path in committed(directory) else None
+
+
 def prune(directory: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` committed folders; returns the removed ones."""
-    removed = committed(directory)[: -max(1, keep)]
+    """Remove all but the newest `keep` committed folders and the best one; returns the removed ones."""
+    keep_best = best(directory)
+    removed = [path for path in committed(directory)[: -max(1, keep)] if path != keep_best]
     for path in removed:
         hidden = path.with_name(f".removed-{path.name}")  # so that no half-removed folder has a checkpoint's name
         path.rename(hidden)

@@ -192,6 +192,14 @@ class _AcrossError(ValueError):
 
 def _check_across(job: JobConfig) -> Iterator[Problem]:
     """What no section can see by itself."""
+    watch = job.train.evaluation
+    if (watch.every_steps or watch.every_epochs) and not job.data.eval:
+        yield Problem("train.evaluation", "evaluations during training need rows to evaluate: give data.eval")
+    if watch.metric.startswith("gauc") and job.data.group is None:
+        yield Problem(
+            "train.evaluation.metric",
+            f"{watch.metric} is an AUC within groups: give data.group, the column of the group",
+        )
     for index, feature in enumerate(job.data.sparse):
         if feature.table not in job.tables:
             yield Problem(

@@ -151,6 +151,7 @@ class Incarnation:
             list[dict[str, Any]](),
             False,
         )
+        self._best_checkpoint: str | None = None
         if spec.restore is not None:
             self._restore(Path(spec.restore))
         self._sync.barrier()
@@ -168,6 +169,8 @@ class Incarnation:
             result |= trained
         if "eval" in self._datasets:
             result["eval"] = self._evaluate()
+            if self._spec.mode == "train" and self._spec.job.train.evaluation.keep_best:
+                result["best"] = self._best_of_all(result["eval"])
         self._sync.barrier()
         return result
 
@@ -180,6 +183,12 @@ class Incarnation:
             self._program.load_state(saved.dense())
         except ValueError as error:
             raise checkpoint.CheckpointError(f"{path}: {error}") from error
+        seen = saved.manifest.get("evaluation")
+        if seen is not None:
+            self._best.load_state(seen["best"])
+            self._evaluations = list(seen["all"])
+            kept = checkpoint.best(path.parent)
+            self._best_checkpoint = None if kept is None else str(kept)
         cursor, progress = saved.cursor, self._loop.progress
         progress.step, progress.rows = cursor["step"], cursor["rows"]
         progress.epoch = cursor["position"]["epoch"]
@@ -295,12 +304,30 @@ class Incarnation:
         progress = self._loop.progress
         report = self._evaluate()
         verdict = self._best.observe(progress.step, report)
-        at = {"step": progress.step, "epoch": progress.epoch, "rows": progress.rows}
+        at = {"step": progress.step, "epoch": progress.epoch, "trained_rows": progress.rows}
         self._evaluations.append({**at, "loss": progress.last_loss, "best": verdict.best, **report})
         self._link.event("evaluation", **self._evaluations[-1])
         self._link.event("phase", phase="training")
         self._stopped_early = verdict.stop
+        if verdict.best and self._spec.job.train.evaluation.keep_best:
+            if self._saved_step != progress.step:
+                self._checkpoint()
+            self._mark_best()
         return not verdict.stop
+
+    def _best_of_all(self, final: dict[str, Any]) -> dict[str, Any]:
+        """The best evaluation, the final one (of the checkpoint just saved) included."""
+        if self._best.observe(self._loop.progress.step, final).best:
+            self._mark_best()
+        metric = self._spec.job.train.evaluation.metric
+        return {"step": self._best.step, metric: self._best.value, "checkpoint": self._best_checkpoint}
+
+    def _mark_best(self) -> None:
+        """Keep the checkpoint of this step as the best; a checkpoint that failed leaves the one before."""
+        if self._saved_step == self._loop.progress.step:
+            self._best_checkpoint = self._saved.get("checkpoint")
+            if self._best_checkpoint is not None:  # on trainer 0
+                checkpoint.mark_best(Path(self._best_checkpoint))
 
     def _leased(self, epoch: int, by_index: dict[int, Slice]) -> Iterator[Slice]:
         """Slices as the coordinator gives them; it is asked when the loader needs more."""
@@ -399,6 +426,7 @@ class Incarnation:
                 facts={
                     "job": job.name,
                     "seed": job.seed,
+                    "evaluation": {"best": self._best.state(), "all": self._evaluations},
                     "tables": {t: {"config": job.tables[t].model_dump(mode="json"), "keys": keys[t]} for t in keys},
                 },
             )
