@@ -12,10 +12,12 @@ from typing import Any
 from trainer.benchmark import machine, systems
 from trainer.benchmark.forecast import Costs, Nodes, efficiency, forecast, servers_needed
 from trainer.benchmark.report import Case, Report, ratios
-from trainer.benchmark.systems import SYSTEMS, Measured, Setting
+from trainer.benchmark.systems import SYSTEMS, Measured, PeerError, Setting
 from trainer.benchmark.workload import Workload, keys_per_row, prepare
 
 Say = Callable[[str], None]
+_SLOWEST_ROWS_PER_SECOND = 300
+"""A run that is slower than this counts as hung."""
 STAGE_BATCHES = 40
 """Batches that the stages `exchange` and `dense` go round; enough for keys and arrays not to stay in the caches."""
 
@@ -73,7 +75,15 @@ class Options:
     def setting(self, **changes: Any) -> Setting:
         """A run's setting; makes the data set when it is not there."""
         files = prepare(self.work, self.work_directory)
-        base = Setting(self.work, files, 2048, passes=self.passes, threads=self.threads, overrides=self.overrides)
+        base = Setting(
+            self.work,
+            files,
+            2048,
+            passes=self.passes,
+            threads=self.threads,
+            overrides=self.overrides,
+            timeout_seconds=600 + self.work.rows * self.passes / _SLOWEST_ROWS_PER_SECOND,
+        )
         return replace(base, **changes)
 
     def config(self, **more: Any) -> dict[str, Any]:
@@ -108,6 +118,8 @@ async def train(
     if torch_python is not None:
         environment["versions"]["torch"] = systems.torch_version(torch_python)
     names = [name for name in SYSTEMS if name in only and (torch_python or not name.startswith("torch"))]
+    if not names:
+        raise PeerError(f"nothing to run: {', '.join(only)} needs --torch-python (a Python that has torch and pyarrow)")
     planned = []
     for batch_rows in batches:
         setting = options.setting(batch_rows=batch_rows, servers=servers, trainers=trainers, torch_python=torch_python)

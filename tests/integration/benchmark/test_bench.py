@@ -97,12 +97,14 @@ def test_ps_and_dense(tmp_path: Path) -> None:
         keys_per_pass=3000,
         keys_per_call=[300],
         widths=[4],
-        servers=[1, 2],
+        servers=[2],
         num_keys=1000,
         say=lambda line: None,
     )
     cases = check_agreement(asyncio.run(measuring), tmp_path / "ps")
-    assert len(cases) == 2 * 3
+    assert list(cases) == [
+        f"{operation} 300 keys x 4, {where}" for operation in ("pull", "push") for where in ("2 servers", "loopback")
+    ]
     report = asyncio.run(
         runs.dense(options(tmp_path / "work", repeat=2), batches=[100], threads=[1], say=lambda line: None)
     )
@@ -173,3 +175,10 @@ def test_a_python_without_torch_is_refused() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 64
     assert "--torch-python /bin/false" in done.stderr
+
+
+def test_only_systems_that_cannot_run_is_refused() -> None:
+    command = [sys.executable, "-m", "deploy.cli", "bench", "train", "--only", "torch-bf16"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 64
+    assert "nothing to run: torch-bf16 needs --torch-python" in done.stderr
