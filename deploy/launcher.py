@@ -1,7 +1,8 @@
 """Runs a whole job on this machine: coordinator, servers and trainers as processes, watched, and ended in order.
 
 The coordinator decides what happens; the launcher only starts its processes, shows what it says, brings back agents
-that died while the job goes on, and sees to it that nothing is left at the end. If the launcher itself is killed, the
+that died while the job goes on, starts a lost coordinator again (which goes on from the last checkpoint), and sees to
+it that nothing is left at the end. If the launcher itself is killed, the
 kernel ends everything it started (trainer.process.start).
 """
 
@@ -11,6 +12,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import math
 import os
 import shlex
 import signal
@@ -29,6 +31,7 @@ from deploy.display import Display, choose_display, duration
 from trainer.config import JobConfig
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+from trainer.coordinator import resume as resuming
 from trainer.coordinator.plan import JobPlan
 from trainer.coordinator.security import Security
 from trainer.process import (
@@ -48,9 +51,11 @@ _FAREWELL_SECONDS = 4.0
 _STOP_SECONDS = 10.0
 """After Ctrl-C everything is gone within this time, whatever happens."""
 _RESPAWN_SECONDS = 1.0
+"""Pause before a role, or the coordinator, is started again."""
 _TAIL_LINES = 15
 
 Mode = Literal["train", "evaluate"]
+Resume = Literal["auto", "always", "never"]
 
 
 class LaunchError(RuntimeError):
@@ -105,7 +110,7 @@ class RunOutcome:
         return "\n".join(_success_lines(self) if self.exit_code == EXIT_DONE else _failure_lines(self))
 
 
-def plan_of(job: JobConfig, mode: Mode = "train", *, restore: Path | None = None) -> JobPlan:
+def plan_of(job: JobConfig, mode: Mode = "train", *, restore: Path | None = None, resume: Resume = "auto") -> JobPlan:
     """What the coordinator of this job is given."""
     return JobPlan(
         name=job.name,
@@ -117,6 +122,7 @@ def plan_of(job: JobConfig, mode: Mode = "train", *, restore: Path | None = None
         tables={name: job.tables[name].model_dump(mode="json") for name in job.data.tables},
         control=job.control,
         restore=str(restore) if restore else None,
+        resume=resume,
         http_address=metrics_address(job, "coordinator"),
         targets=str(targets_folder(job)),
     )
@@ -140,6 +146,7 @@ def run_local(
     mode: Mode = "train",
     *,
     restore: Path | None = None,
+    resume: Resume = "auto",
     display: Display | None = None,
     child_commands: Mapping[str, Sequence[str]] | None = None,
 ) -> RunOutcome:
@@ -148,11 +155,14 @@ def run_local(
     Args:
         job: what to run.
         mode: train (and evaluate at the end, if the job has evaluation data), or evaluate a checkpoint.
-        restore: checkpoint to begin with.
+        restore: checkpoint to begin with; by default what `resume` finds.
+        resume: auto goes on from the newest checkpoint of the same job, always also if the job was changed, never
+            begins again and puts old checkpoints aside. A job that is trained already is not trained again.
         display: shows progress; a bar or log lines on standard error by default.
         child_commands: programs that replace the Paddle children, by role (for tests).
 
     Raises:
+        ResumeError: the checkpoints in the job's folder are of a job with other values, or there are none to resume.
         RunFolderBusyError: another run uses job.run_dir.
         LaunchError: the coordinator could not be started.
         PortTakenError: a port that the job names is in use.
@@ -160,15 +170,35 @@ def run_local(
     run_dir = Path(job.run_dir).absolute()
     log_dir = run_dir / "logs" if mode == "train" else run_dir / "logs" / mode
     log_dir.mkdir(parents=True, exist_ok=True)
-    plan = plan_of(job, mode, restore=restore)
+    plan = plan_of(job, mode, restore=restore, resume=resume)
     with _sole_use(run_dir):
+        if (result := resuming.finished(plan)) is not None:
+            return _nothing_to_do(plan, result, log_dir)
         _check_ports(job)
         launcher = _Launcher(job, plan, log_dir, display or choose_display(), child_commands or {})
         outcome = asyncio.run(launcher.run())
         if outcome.result:
             name = "result.json" if mode == "train" else f"{mode}.json"
-            (run_dir / name).write_text(json.dumps(outcome.to_json(), indent=1) + "\n", encoding="utf-8")
+            try:
+                (run_dir / name).write_text(json.dumps(outcome.to_json(), indent=1) + "\n", encoding="utf-8")
+            except OSError as error:
+                sys.stderr.write(f"{run_dir / name} cannot be written: {error}\n")
     return outcome
+
+
+def _nothing_to_do(plan: JobPlan, result: dict[str, Any], log_dir: Path) -> RunOutcome:
+    return RunOutcome(
+        exit_code=EXIT_DONE,
+        cause="",
+        culprit="",
+        detail=f"{plan.name} is trained already; --fresh trains it again, a larger train.epochs goes on.",
+        result=result,
+        run_dir=Path(plan.run_dir),
+        log_dir=log_dir,
+        seconds=0.0,
+        num_restarts=0,
+        server_memory_bytes={},
+    )
 
 
 @contextlib.contextmanager
@@ -233,6 +263,8 @@ class _Launcher:
         self._security = Security.from_environment()
         self._coordinator: Process | None = None
         self._address = ""
+        self._lost = ""  # how the coordinator was lost
+        self._num_revivals = self._num_fruitless_revivals = 0
         self._roles: list[_Role] = []
         self._seen = _Seen()
         self._signal: int | None = None
@@ -249,17 +281,8 @@ class _Launcher:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             await self._open()
-            async with self._security.channel(self._address) as channel:
-                self._stub = pb_grpc.CoordinatorStub(channel)
-                watching = asyncio.create_task(self._watch())
-                try:
-                    for role in self._roles:
-                        await self._spawn(role)
-                    await self._supervise(watching)
-                finally:
-                    watching.cancel()
-                    for task in self._asking:
-                        task.cancel()
+            while await self._attend():
+                await self._revive()
             await self._wait_for_all(_FAREWELL_SECONDS)
         finally:
             await self._kill_all()
@@ -268,12 +291,56 @@ class _Launcher:
                 loop.remove_signal_handler(number)
         return self._outcome(time.monotonic() - started)
 
+    async def _attend(self) -> bool:
+        """From the coordinator's start until the job is over or cannot go on; True when a new coordinator may help."""
+        self._lost = ""
+        async with self._security.channel(self._address) as channel:
+            self._stub = pb_grpc.CoordinatorStub(channel)
+            watching = asyncio.create_task(self._watch())
+            try:
+                for role in self._roles:
+                    if role.process is None:
+                        await self._spawn(role)
+                await self._supervise(watching)
+            finally:
+                watching.cancel()
+                for task in self._asking:
+                    task.cancel()
+        if not self._lost:
+            return False
+        committed = self._seen.status.checkpoint.num_committed if self._seen.status is not None else 0
+        self._num_fruitless_revivals = 0 if committed else self._num_fruitless_revivals
+        if self._signal is None and self._num_fruitless_revivals < self._plan.control.max_restarts:
+            return True
+        cause = f"the coordinator {self._lost}"
+        if self._num_revivals:
+            cause += f" (after {self._num_revivals} new starts of it)"
+        self._fatal = (EXIT_RETRY, cause, "coordinator", _tail(self._log_dir / "coordinator.log"))
+        return False
+
+    async def _revive(self) -> None:
+        """Another coordinator at the same address. The agents end by themselves, and are started again."""
+        assert self._coordinator is not None
+        self._num_revivals += 1
+        self._num_fruitless_revivals += 1
+        self._display.note("error", f"the coordinator {self._lost}; starting another one")
+        kill_session(self._coordinator.pid)
+        await self._coordinator.wait()
+        await asyncio.sleep(_RESPAWN_SECONDS)
+        update: dict[str, Any] = {"resume": "auto"} if self._plan.resume == "never" else {}
+        if self._seen.status is not None and self._seen.status.checkpoint.num_committed:
+            update = {"restore": None, "resume": "always"}  # what this run has committed is of this job
+        self._plan = self._plan.model_copy(update=update)
+        before = self._seen
+        self._seen = _Seen(server_memory_bytes=before.server_memory_bytes)
+        await self._open()
+
     # -- processes
 
     async def _open(self) -> None:
         """Starts the coordinator and learns its address."""
         cluster = self._job.cluster
-        listen = f"{cluster.address}:{cluster.coordinator_port or 0}"
+        listen = self._address or f"{cluster.address}:{cluster.coordinator_port or 0}"
         read_end, write_end = os.pipe()
         log = self._log_dir / "coordinator.log"
         command = [
@@ -288,14 +355,15 @@ class _Launcher:
             str(write_end),
         ]
         try:
-            with log.open("wb") as output:
+            with log.open("ab" if self._num_revivals else "wb") as output:
                 self._coordinator = await start(command, output=output, stdin=True, pass_fds=[write_end])
         finally:
             os.close(write_end)
         assert self._coordinator.stdin is not None
         self._coordinator.stdin.write(self._plan.model_dump_json().encode() + b"\n")
         self._coordinator.stdin.close()
-        line = await _read_line(read_end, _OPEN_SECONDS)
+        reading = max(_OPEN_SECONDS, self._plan.control.save_seconds)  # it reads the newest checkpoint through first
+        line = await _read_line(read_end, reading)
         if not line:
             raise LaunchError(f"the coordinator did not open its port; {log} says:\n{_tail(log)}")
         said = json.loads(line)
@@ -305,7 +373,7 @@ class _Launcher:
             host = self._job.metrics.address or cluster.address
             self._display.note("info", f"status page at {said['page_scheme']}://{host}:{said['page_port']}/")
         for name, number in (("pserver", cluster.servers), ("trainer", cluster.trainers)):
-            for rank in range(number):
+            for rank in range(number if not self._num_revivals else 0):
                 self._roles.append(
                     _Role(name, rank, self._agent_command(name, rank), self._log_dir / f"{name}-{rank}.log")
                 )
@@ -378,9 +446,9 @@ class _Launcher:
                 await asyncio.wait_for(self._wake.wait(), 0.2)
             self._wake.clear()
             now = time.monotonic()
-            if self._over:
+            if self._is_over():
                 return
-            if self._signal is not None and now - self._signal_at > _STOP_SECONDS - 1:
+            if self._signal is not None and now - self._signal_at > _STOP_SECONDS - 1 + self._saving_seconds:
                 self._display.note("warning", "the job did not stop in time: killing it")
                 return
             if self._coordinator.returncode is not None or watching.done():
@@ -388,12 +456,12 @@ class _Launcher:
                     with contextlib.suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(self._coordinator.wait(), 2.0)
                 await asyncio.wait({watching}, timeout=2.0)  # its last word may be read after its exit was noticed
-                if self._over:
+                if self._is_over():
                     return
-                self._lose_coordinator(describe_exit(self._coordinator.returncode or 0))
+                self._lost = describe_exit(self._coordinator.returncode or 0)
                 return
             if now - self._seen.at > silence:
-                self._lose_coordinator(f"said nothing for {silence:g} s")
+                self._lost = f"said nothing for {silence:g} s"
                 return
             for role in self._roles:
                 await self._look_after(role, now)
@@ -401,7 +469,13 @@ class _Launcher:
                 return
 
     @property
-    def _over(self) -> bool:
+    def _saving_seconds(self) -> float:
+        """How much longer an ordered stop may take because a checkpoint is being saved."""
+        status = self._seen.status
+        saving = status is not None and status.checkpoint.state in {"saving", "committing"}
+        return self._plan.control.stop_save_seconds if saving else 0.0
+
+    def _is_over(self) -> bool:
         return self._seen.status is not None and self._seen.status.over
 
     async def _look_after(self, role: _Role, now: float) -> None:
@@ -418,7 +492,7 @@ class _Launcher:
             return
         if role.respawn_at == 0.0:
             role.respawn_at = now + _RESPAWN_SECONDS
-            if code == EXIT_FIX_JOB and not self._over:
+            if code == EXIT_FIX_JOB and not self._is_over():
                 cause = f"{role.name} {role.rank} {describe_exit(code)}"
                 self._fatal = (EXIT_FIX_JOB, cause, f"{role.name} {role.rank}", _tail(role.log))
         elif now >= role.respawn_at and self._signal is None:
@@ -437,15 +511,12 @@ class _Launcher:
             for member in self._seen.status.members
         )
 
-    def _lose_coordinator(self, how: str) -> None:
-        self._fatal = (EXIT_RETRY, f"the coordinator {how}", "coordinator", _tail(self._log_dir / "coordinator.log"))
-
     # -- ending
 
     def _on_signal(self, number: int) -> None:
         if self._signal is not None:
             self._display.note("warning", "second signal: killing the job")
-            self._signal_at = -_STOP_SECONDS
+            self._signal_at = -math.inf
         else:
             self._signal, self._signal_at = number, time.monotonic()
             self._display.note("warning", f"received {signal.Signals(number).name}: stopping in order (again: at once)")
@@ -471,7 +542,7 @@ class _Launcher:
 
     async def _wait_for_all(self, seconds: float) -> None:
         if self._signal is not None:
-            seconds = max(0.0, min(seconds, self._signal_at + _STOP_SECONDS - 1 - time.monotonic()))
+            seconds = max(1.0, min(seconds, self._signal_at + _STOP_SECONDS - 1 - time.monotonic()))
         waits = [asyncio.create_task(process.wait()) for process in self._processes()]
         if waits:
             await asyncio.wait(waits, timeout=seconds)
@@ -500,7 +571,7 @@ class _Launcher:
 
     def _outcome(self, seconds: float) -> RunOutcome:
         status = self._seen.status
-        if self._over and status is not None:
+        if self._is_over() and status is not None:
             told = status.outcome
             code, cause, culprit, detail = told.exit_code, told.cause, told.culprit, told.detail
         elif self._fatal is not None:
@@ -520,7 +591,7 @@ class _Launcher:
             run_dir=Path(self._plan.run_dir),
             log_dir=self._log_dir,
             seconds=seconds,
-            num_restarts=status.num_restarts if status is not None else 0,
+            num_restarts=(status.num_restarts if status is not None else 0) + self._num_revivals,
             server_memory_bytes=dict(self._seen.server_memory_bytes),
         )
 
@@ -553,6 +624,8 @@ def _tail(log: Path) -> str:
 
 def _success_lines(outcome: RunOutcome) -> Iterator[str]:
     result = outcome.result
+    if outcome.detail:
+        yield outcome.detail
     if "rows" in result:
         speed = f"{result['rows_per_second']:,.0f} samples/s"
         yield f"trained      {result['rows']:,} rows in {duration(result['seconds'])}: {speed}"

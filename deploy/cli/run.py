@@ -11,14 +11,33 @@ if TYPE_CHECKING:
     from trainer.config import JobConfig
 
 
-def train(job: JobFile, *, overrides: Overrides = (), json: Json = False) -> int:
-    """Train a job on this machine: coordinator, servers and trainers, with progress, a checkpoint and an evaluation.
+def train(
+    job: JobFile,
+    *,
+    resume: Annotated[
+        bool, Parameter(negative=(), help="Go on from the newest checkpoint even if the job was changed since.")
+    ] = False,
+    fresh: Annotated[
+        bool, Parameter(negative=(), help="Begin again; checkpoints of earlier runs are put aside, not removed.")
+    ] = False,
+    overrides: Overrides = (),
+    json: Json = False,
+) -> int:
+    """Train a job on this machine: coordinator, servers and trainers, with progress, checkpoints and an evaluation.
 
-    Everything that the job needs is checked before anything starts. Ctrl-C stops in order.
+    Everything that the job needs is checked before anything starts. A run that was interrupted goes on from its newest
+    checkpoint; one that is trained already is not trained again. Ctrl-C saves a checkpoint and stops in order.
     """
     from trainer.config import JobConfig
 
-    return _run(JobConfig.load(job, overrides), "train", None, json=json)
+    if resume and fresh:
+        raise ResumeChoiceError("give --resume or --fresh, not both")
+    choice: Literal["auto", "always", "never"] = "always" if resume else "never" if fresh else "auto"
+    return _run(JobConfig.load(job, overrides), "train", None, choice, json=json)
+
+
+class ResumeChoiceError(ValueError):
+    """Two wishes that exclude each other."""
 
 
 def evaluate(
@@ -41,14 +60,21 @@ def evaluate(
             f"{config.checkpoint_directory} holds no committed checkpoint: run `paddlewheel train {job}` first, or "
             "name one with --checkpoint"
         )
-    return _run(config, "evaluate", found, json=json)
+    return _run(config, "evaluate", found, "auto", json=json)
 
 
-def _run(job: "JobConfig", mode: Literal["train", "evaluate"], restore: Path | None, *, json: bool) -> int:
+def _run(
+    job: "JobConfig",
+    mode: Literal["train", "evaluate"],
+    restore: Path | None,
+    resume: Literal["auto", "always", "never"],
+    *,
+    json: bool,
+) -> int:
     from deploy import preflight
     from deploy.launcher import run_local
 
     preflight.check(job, mode)
-    outcome = run_local(job, mode, restore=restore)
+    outcome = run_local(job, mode, restore=restore, resume=resume)
     answer(outcome.to_json(), json=json, text=outcome.summary)
     return outcome.exit_code

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from trainer.coordinator import state
 from trainer.coordinator.config import ControlConfig
+from trainer.coordinator.lineage import prove
 from trainer.coordinator.plan import JobPlan
 from trainer.coordinator.state import ChildState, Control, Member, Phase, Role
 
@@ -26,13 +27,24 @@ LIMITS = ControlConfig(
 )
 
 
+NUM_EPOCHS = 2
+SIZES = {0: 3, 1: 1, 2: 2, 3: 2}
+
+
 @dataclass
 class Child:
-    """What a simulated agent's child does: starting, ready, then gone."""
+    """What a simulated agent's child does: starting, ready, then gone. A trainer trains epochs and saves after each."""
 
     incarnation: int
+    epoch: int = 0
     ready: bool = False
-    steps: int = 0
+    doing: str = "open"
+    """open an epoch, train, save, commit (trainer 0) or wait for that (the others), end"""
+    spans: list[list[int]] = field(default_factory=list)
+    done: dict[int, int] = field(default_factory=dict)
+    asked: bool = False
+    replies: deque[dict[str, Any]] = field(default_factory=deque)
+    num_commits: int = 0
 
 
 @dataclass
@@ -57,7 +69,7 @@ class World:
             num_servers=num_servers,
             num_trainers=num_trainers,
             run_dir="/r",
-            job={},
+            job={"train": {"epochs": NUM_EPOCHS}},
             tables={},
             control=LIMITS,
         )
@@ -69,6 +81,9 @@ class World:
         self.agents = [Agent(member) for member in members]
         self.num_sessions = 0
         self.num_overs = 0
+        self.commits: deque[state.Commit] = deque()
+        self.committed: dict[str, Any] = {}  # cursors by draft
+        self.newest: str | None = None
         self.stop_asked = False
 
     # -- what the control does
@@ -83,7 +98,10 @@ class World:
                 case state.Over():
                     self.num_overs += 1
                     assert not was_over
-                case state.Note():
+                case state.Commit():
+                    assert not self.commits, "two commits at once"
+                    self.commits.append(action)
+                case state.Note() | state.Discard() | state.CheckpointDone():
                     pass
                 case _ if agent is None:
                     assert isinstance(action, (state.Refuse, state.Finish)), f"{action} to a session that is gone"
@@ -95,7 +113,9 @@ class World:
 
     def _check(self, action: state.Action) -> None:
         match action:
-            case state.StartChild(session=session):
+            case state.StartChild(session=session, spec=spec):
+                assert not self.commits, "a new incarnation before it is known what was committed"
+                assert spec.get("restore", self.newest) == self.newest, "not the newest checkpoint"
                 agent = next(a for a in self.agents if a.session == session)
                 assert not any(isinstance(c, state.StartChild) for c in agent.commands), "told twice to start"
                 assert agent.child is None, "told to start a second child"
@@ -110,6 +130,12 @@ class World:
         if outcome.exit_code == 0:
             assert self.control.result is not None
             assert all(seat.child is ChildState.ENDED for seat in trainers)
+            line, draft = [], self.newest
+            while draft is not None:
+                line.insert(0, self.committed[draft])
+                draft = line[0]["parent"]
+            proofs = prove(dict.fromkeys(range(NUM_EPOCHS), SIZES), line)
+            assert all(proof.is_exact for proof in proofs), proofs
         else:
             assert outcome.cause
         if outcome.exit_code in {130, 143}:
@@ -145,14 +171,17 @@ class World:
             return
         match agent.commands.popleft():
             case state.StartChild(incarnation=incarnation):
-                agent.child = Child(incarnation)
+                epoch = self.committed[self.newest]["position"]["epoch"] if self.newest else 0
+                agent.child = Child(incarnation, epoch, doing="open" if epoch < NUM_EPOCHS else "save")
                 agent.events.append(state.ChildStarted(agent.session, incarnation, 9))
             case state.StopChild(incarnation=incarnation) if (
                 agent.child is not None and agent.child.incarnation == incarnation
             ):
                 self._end_child(agent, -9, expected=True)
             case state.TellChild(line={"command": "stop"}) if agent.child is not None:
-                self._end_child(agent, 0)
+                self._end_child(agent, 143)
+            case state.TellChild(line=line) if agent.child is not None and "reply" in line:
+                agent.child.replies.append(line)
             case state.Finish(exit_code=code):
                 agent.finished = code
                 self._hang_up(agent)
@@ -179,13 +208,74 @@ class World:
             return
         if agent.member.role is Role.PSERVER or self.control.phase is not Phase.RUNNING:
             return
-        child.steps += 1
-        if child.steps <= 3:
-            said = {"event": "progress", "step": child.steps}
-            agent.events.append(state.ChildSaid(session, child.incarnation, said))
+        if child.asked:
+            if child.replies:
+                child.asked = False
+                self._hear(agent, child, child.replies.popleft())
+            return
+        step = child.epoch + (child.doing in {"save", "commit"} and child.epoch < NUM_EPOCHS)
+        match child.doing:
+            case "open":
+                slices = [list(piece) for piece in SIZES.items()]
+                self._ask(agent, child, "epoch", fingerprint="f", order="o", seed=1, slices=slices)
+            case "train":
+                self._ask(agent, child, "lease")
+            case "save":
+                self._ask(agent, child, "cursor", step=step, spans=child.spans)
+                child.spans = []
+            case "wait":
+                first = next(a for a in self.agents if a.member == Member(Role.TRAINER, 0)).child
+                if first is None or first.num_commits > child.num_commits:
+                    self._next_epoch(child)
+            case "end":
+                agent.events.append(state.ChildSaid(session, child.incarnation, {"event": "result", "rows": 1}))
+                self._end_child(agent, 0)
+
+    @staticmethod
+    def _ask(agent: Agent, child: Child, what: str, **fields: Any) -> None:
+        assert agent.session is not None
+        said = {"event": "request", "id": 7, "what": what, "epoch": child.epoch, **fields}
+        agent.events.append(state.ChildSaid(agent.session, child.incarnation, said))
+        child.asked = True
+
+    def _hear(self, agent: Agent, child: Child, reply: dict[str, Any]) -> None:
+        assert "error" not in reply or reply.get("committed") is False, reply
+        match child.doing:
+            case "open":
+                child.done, child.doing = dict(reply["done"]), "train"
+            case "train":
+                for index in reply["slices"]:
+                    start = child.done.get(index, 0)
+                    child.spans.append([child.epoch, index, start, SIZES[index] - start])
+                if not reply["slices"]:
+                    child.doing = "save"
+            case "save" if agent.member.rank == 0:
+                child.doing = "commit"
+                self._ask(
+                    agent, child, "commit", step=reply["cursor"]["step"], draft=f"/d/{reply['draft']}", seconds=1.0
+                )
+            case "save":
+                child.doing = "wait"
+            case "commit":
+                self._next_epoch(child)
+
+    @staticmethod
+    def _next_epoch(child: Child) -> None:
+        child.num_commits += 1
+        child.epoch += 1
+        child.doing = "open" if child.epoch < NUM_EPOCHS else "end"
+
+    def commit(self, *, fails: bool = False) -> None:
+        """The commit that is under way ends."""
+        if not self.commits:
+            return
+        commit = self.commits.popleft()
+        if fails:
+            self.give(state.Settled(commit, error="disk full"))
         else:
-            agent.events.append(state.ChildSaid(session, child.incarnation, {"event": "result", "rows": 1}))
-            self._end_child(agent, 0)
+            self.newest = commit.cursor.draft
+            self.committed[self.newest] = commit.cursor.body
+            self.give(state.Settled(commit, path=self.newest))
 
     def crash(self, agent: Agent, code: int) -> None:
         if agent.child is not None and agent.session is not None and not agent.frozen:
@@ -222,6 +312,7 @@ class World:
                 self.work(agent)
                 while agent.events and agent.session is not None and not agent.frozen:
                     self.deliver(agent)
+            self.commit()
             self.wait(0.5)
         raise AssertionError(f"the job does not end: {self.control.phase}, {self.control.seats}")
 
@@ -245,6 +336,9 @@ MOVES = st.lists(
                 "wait",
                 "long",
                 "stop",
+                "commit",
+                "commit",
+                "ask",
             ]
         ),
         st.integers(0, 5),
@@ -287,6 +381,10 @@ def test_every_order_of_events_ends_well(
             case "stop":
                 if number == 0:
                     world.stop()
+            case "commit":
+                world.commit(fails=number == 0)
+            case "ask":
+                world.give(state.CheckpointAsked())
             case _:
                 getattr(world, name)(agent)
     world.settle()
@@ -303,6 +401,7 @@ def test_without_losses_every_order_of_arrival_ends_with_success(
     for _ in range(3000):
         agent = order.choice(world.agents)
         order.choice([world.join, world.obey, world.work, world.deliver])(agent)
+        world.commit()
         if world.control.phase is Phase.OVER:
             break
     world.settle()

@@ -76,10 +76,17 @@ class Lineage:
         num_trainers: how many trainers ask.
         num_epochs: how many epochs the job has.
         cursor: of the checkpoint to begin with; None: from nothing.
+        facts: what else every cursor shall say.
     """
 
-    def __init__(self, num_trainers: int, num_epochs: int, cursor: Mapping[str, Any] | None = None) -> None:
-        self._num_trainers, self._num_epochs = num_trainers, num_epochs
+    def __init__(
+        self,
+        num_trainers: int,
+        num_epochs: int,
+        cursor: Mapping[str, Any] | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._num_trainers, self._num_epochs, self._facts = num_trainers, num_epochs, dict(facts or {})
         self._committed = dict(cursor) if cursor is not None else None
         self.begin(0)
 
@@ -89,9 +96,9 @@ class Lineage:
         return self._committed
 
     @property
-    def is_saving(self) -> bool:
-        """Whether a cursor waits for its commit, or some trainers have asked for one."""
-        return self._pending is not None or bool(self._reports)
+    def pending(self) -> Cursor | None:
+        """The cursor that waits for its commit."""
+        return self._pending
 
     def begin(self, incarnation: int) -> None:
         """Forget everything since the last committed checkpoint."""
@@ -227,6 +234,7 @@ class Lineage:
             data = {k: v for k, v in (self._committed or {"position": {}})["position"].items() if k != "done"}
         return {
             "version": CURSOR_VERSION,
+            **self._facts,
             "step": place.step,
             "incarnation": self._incarnation,
             "draft": draft,

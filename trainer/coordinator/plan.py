@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -29,11 +30,34 @@ class JobPlan(BaseModel):
     interface: str | None = None
     """Network interface of the trainers' AllReduce; None: chosen from the host's address."""
     restore: str | None = None
-    """Checkpoint to begin with."""
+    """Checkpoint to begin with; None: the newest of the job, if `resume` allows."""
+    resume: Literal["auto", "always", "never"] = "auto"
+    """Whether training goes on from the checkpoints it finds; see resume.py."""
     http_address: str | None = None
     """'host:port' of the coordinator's status page and metrics; None: there are none."""
     targets: str | None = None
     """Folder for the file that tells Prometheus of the coordinator."""
+
+    @property
+    def num_epochs(self) -> int:
+        """Passes over the training data."""
+        return int(self.job.get("train", {}).get("epochs", 1))
+
+    @property
+    def checkpoint(self) -> dict[str, Any]:
+        """The job's `checkpoint` block."""
+        block: dict[str, Any] = self.job.get("checkpoint", {})
+        return block
+
+    @property
+    def checkpoint_directory(self) -> Path:
+        """Where checkpoints are committed."""
+        return Path(self.checkpoint.get("directory") or Path(self.run_dir, "checkpoints"))
+
+    @property
+    def journal(self) -> Path:
+        """Where the coordinator writes what it decides."""
+        return Path(self.run_dir, "journal.jsonl" if self.mode == "train" else f"{self.mode}-journal.jsonl")
 
     def server_spec(self, endpoints: Sequence[str], rank: int, incarnation: int) -> dict[str, Any]:
         """The first line on a pserver child's standard input."""

@@ -12,10 +12,12 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import shutil
 import signal
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,9 +27,10 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from trainer import checkpoint
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
-from trainer.coordinator import state
+from trainer.coordinator import resume, state
 from trainer.coordinator.page import StatusPage
 from trainer.coordinator.plan import JobPlan
 from trainer.coordinator.security import Security, SecurityError
@@ -48,31 +51,43 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 
 
 class Journal:
-    """Append-only record of what the coordinator decided: run_dir/journal.jsonl. Survives it, for the report."""
+    """Append-only record of what the coordinator decided. Survives it, for the report. Safe from any thread."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._torn = torn  # a line was cut short, by a full disk or the end of the process that wrote it
+        self._lock = threading.Lock()
 
     def write(self, record: dict[str, Any]) -> None:
-        """Adds a line and makes it durable."""
-        self._file.write(json.dumps({"time": round(time.time(), 3), **record}) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Adds a line and makes it durable. Raises OSError when the disk does not take it."""
+        line = json.dumps({"time": round(time.time(), 3), **record}).encode() + b"\n"
+        with self._lock:
+            if self._torn:
+                line = b"\n" + line
+            self._torn = True
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+            self._torn = False
+            os.fsync(self._fd)
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        os.close(self._fd)
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
     """One job's control plane. All of it runs in one event loop, so the state machine sees one event at a time."""
 
-    def __init__(self, plan: JobPlan, journal: Journal) -> None:
+    def __init__(self, plan: JobPlan, journal: Journal, start: resume.Start, incarnation: int) -> None:
         self.plan = plan
         self.over = asyncio.Event()
-        self._control = state.Control(plan, time.monotonic())
+        self._control = state.Control(plan, time.monotonic(), start, incarnation)
         self._journal = journal
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asking: list[asyncio.Future[state.CheckpointDone]] = []
         self._log = structlog.get_logger().bind(job=plan.name, role="coordinator")
         self._outboxes: dict[int, asyncio.Queue[pb.AgentCommand | None]] = {}
         self._num_sessions = 0
@@ -89,6 +104,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             checkpoint_interval_seconds=_checkpoint_interval_seconds(plan),
         )
         self._loop = asyncio.get_running_loop()
+        for note in start.notes:
+            self._note("warning", note)
 
     # -- the state machine
 
@@ -99,6 +116,35 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._version += 1
 
     def _perform(self, action: state.Action) -> None:
+        match action:
+            case state.Commit():
+                self._run(self._commit(action))
+            case state.Discard(drafts):
+                self._run(asyncio.to_thread(_remove_drafts, self.plan.checkpoint_directory, drafts))
+            case state.CheckpointDone():
+                asking, self._asking = self._asking, []
+                for future in asking:
+                    if not future.done():
+                        future.set_result(action)
+            case state.Note(level, text, record):
+                self._note(level, text)
+                if record is not None:
+                    self._record(record)
+            case state.Over(outcome):
+                record = {
+                    "what": "over",
+                    "exit_code": outcome.exit_code,
+                    "cause": outcome.cause,
+                    "culprit": outcome.culprit,
+                }
+                self._record(record | ({"result": self._control.result} if self._control.result else {}))
+                self._note("debug", f"the job is over: {outcome.cause or 'done'}")
+                self.over.set()
+            case _:
+                self._tell(action)
+
+    def _tell(self, action: state.Action) -> None:
+        """Actions that are commands to agents."""
         limits = self.plan.control
         match action:
             case state.Welcome(session, rank):
@@ -129,20 +175,57 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 self._send(session, pb.AgentCommand(finish=pb.Finish(exit_code=exit_code, reason=reason)))
             case state.Drop(session):
                 self._send(session, None)
-            case state.Note(level, text, record):
-                self._note(level, text)
-                if record is not None:
-                    self._journal.write(record)
-            case state.Over(outcome):
-                record = {
-                    "what": "over",
-                    "exit_code": outcome.exit_code,
-                    "cause": outcome.cause,
-                    "culprit": outcome.culprit,
+
+    def _run(self, job: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _commit(self, commit: state.Commit) -> None:
+        try:
+            path = await asyncio.to_thread(self._commit_files, commit)
+        except (OSError, ValueError) as error:
+            self.apply(state.Settled(commit, error=str(error)))
+        else:
+            self.apply(state.Settled(commit, path=str(path)))
+
+    def _commit_files(self, commit: state.Commit) -> Path:
+        """Verifies and commits a draft. The journal knows of it before it has its name, or there is no commit."""
+        cursor, directory = commit.cursor, self.plan.checkpoint_directory
+        draft = directory / cursor.draft
+        manifest = checkpoint.check_complete(draft)
+        written = checkpoint.read_cursor(draft)
+        if written != json.loads(json.dumps(cursor.body)) or manifest["step"] != cursor.step:
+            raise checkpoint.CheckpointError(f"{draft} does not hold the cursor that it was given")
+        num_bytes = sum(file["bytes"] for file in manifest["files"].values())
+        started = time.monotonic()
+        self._journal.write({"what": "committing", "incarnation": written["incarnation"], "cursor": written})
+        try:
+            path = checkpoint.commit(draft, cursor.step, int(self.plan.checkpoint.get("keep", 3)))
+        except OSError:
+            path = directory / f"step-{cursor.step}"
+            if not path.is_dir() or checkpoint.read_cursor(path) != written:
+                raise  # else it has its name, and only the cleaning up has failed
+        with contextlib.suppress(OSError):
+            self._journal.write(
+                {
+                    "what": "committed",
+                    "incarnation": written["incarnation"],
+                    "step": cursor.step,
+                    "draft": cursor.draft,
+                    "path": str(path),
+                    "bytes": num_bytes,
+                    "save_seconds": commit.seconds,
+                    "commit_seconds": time.monotonic() - started,
                 }
-                self._journal.write(record | ({"result": self._control.result} if self._control.result else {}))
-                self._note("debug", f"the job is over: {outcome.cause or 'done'}")
-                self.over.set()
+            )
+        return path
+
+    def _record(self, record: dict[str, Any]) -> None:
+        try:
+            self._journal.write(record)
+        except OSError as error:
+            self._note("error", f"the journal cannot be written: {error}; the report will lack {record['what']!r}")
 
     def _note(self, level: str, text: str) -> None:
         self._num_entries += 1
@@ -229,9 +312,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def CheckpointNow(
         self, request: pb.CheckpointRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.CheckpointReply:
-        """Not yet there."""
-        del request, context
-        return pb.CheckpointReply(committed=False, error="this job makes no checkpoints on demand")
+        """A checkpoint at the next step; waits until it is committed."""
+        del context
+        future: asyncio.Future[state.CheckpointDone] = self._loop.create_future()
+        self._asking.append(future)
+        self.apply(state.CheckpointAsked())
+        try:
+            done = await asyncio.wait_for(future, request.timeout_seconds or None)
+        except asyncio.TimeoutError:
+            return pb.CheckpointReply(error=f"not committed within {request.timeout_seconds:g} s; it may be later")
+        return pb.CheckpointReply(committed=not done.error, step=done.step, path=done.path, error=done.error)
 
     async def StopJob(self, request: pb.StopRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.StopReply:
         """An ordered stop."""
@@ -255,7 +345,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             result_json=json.dumps(control.result) if control.result else "",
             run_dir=self.plan.run_dir,
             over=self.over.is_set(),
-            checkpoint=pb.CheckpointStatus(step=-1),
+            checkpoint=self._checkpoint_status(now),
         )
         for member, seat in control.seats.items():
             reply.members.add(
@@ -284,6 +374,18 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         if self._control.phase is not state.Phase.RUNNING:
             return 0.0
         return max(0.0, *(now - seat.moved_at for seat in self._control.seats_of(state.Role.TRAINER)))
+
+    def _checkpoint_status(self, now: float) -> pb.CheckpointStatus:
+        known = self._control.checkpoint
+        return pb.CheckpointStatus(
+            step=known.step,
+            path=known.path,
+            age_seconds=now - known.committed_at if known.path else 0.0,
+            last_seconds=known.seconds,
+            num_committed=known.num_committed,
+            num_failed=known.num_failed,
+            state=known.state,
+        )
 
     def _status_from_a_thread(self) -> pb.JobStatus:
         """For the HTTP server: the state machine belongs to the event loop."""
@@ -326,6 +428,11 @@ def _event_of(session: int, message: pb.AgentMessage) -> state.Event | None:
     return None
 
 
+def _remove_drafts(directory: Path, pattern: str) -> None:
+    for path in list(directory.glob(pattern)):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _checkpoint_interval_seconds(plan: JobPlan) -> float | None:
     minutes = plan.job.get("checkpoint", {}).get("every_minutes")
     return None if minutes is None else 60.0 * float(minutes)
@@ -349,6 +456,18 @@ def _serve_page(plan: JobPlan, page: StatusPage, target: TargetFile | None) -> W
     return web
 
 
+def _begin_journal(journal: Journal, plan: JobPlan, start: resume.Start, records: list[dict[str, Any]]) -> None:
+    """Says that a run begins; and what the coordinator before this one committed without living to write it down."""
+    journal.write({"what": "run", "mode": plan.mode, "restore": str(start.path) if start.path else None})
+    if start.cursor is None:
+        return
+    known = {record["draft"] for record in records if record["what"] == "committed"}
+    if start.cursor["draft"] not in known:
+        journal.write({"what": "committing", "incarnation": start.cursor["incarnation"], "cursor": start.cursor})
+        found = {"step": start.cursor["step"], "draft": start.cursor["draft"], "path": str(start.path)}
+        journal.write({"what": "committed", "incarnation": start.cursor["incarnation"], **found})
+
+
 async def serve(plan: JobPlan, listen: str, announce: TextIO | None = None, security: Security | None = None) -> int:
     """Runs the coordinator until the job is over; returns the job's exit code.
 
@@ -359,8 +478,18 @@ async def serve(plan: JobPlan, listen: str, announce: TextIO | None = None, secu
         security: TLS and token; from the environment by default.
     """
     security = security or Security.from_environment()
-    journal = Journal(Path(plan.run_dir) / "journal.jsonl")
-    service = CoordinatorService(plan, journal)
+    owned = resume.sole_use(plan.checkpoint_directory) if plan.mode == "train" else contextlib.nullcontext()
+    with owned:
+        start = resume.prepare(plan)
+        return await _serve(plan, listen, announce, security, start)
+
+
+async def _serve(plan: JobPlan, listen: str, announce: TextIO | None, security: Security, start: resume.Start) -> int:
+    records = resume.read_journal(plan.journal)
+    journal = Journal(plan.journal)
+    _begin_journal(journal, plan, start, records)
+    incarnation = max((record["incarnation"] for record in records if record["what"] == "incarnation"), default=0)
+    service = CoordinatorService(plan, journal, start, incarnation)
     server = security.server()
     pb_grpc.add_CoordinatorServicer_to_server(service, server)
     health_service = health.aio.HealthServicer()
@@ -417,7 +546,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (SecurityError, WebSecurityError, ValueError) as error:
         structlog.get_logger().error(str(error), role="coordinator")
         return EXIT_FIX_JOB
-    except OSError as error:
+    except (OSError, resume.DirectoryBusyError) as error:
         structlog.get_logger().error(str(error), role="coordinator")
         return EXIT_RETRY
 

@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trainer.coordinator.lineage import Cursor, Lineage, LineageError
 from trainer.coordinator.plan import JobPlan
+from trainer.coordinator.resume import Start, identity
 from trainer.process import EXIT_DONE, EXIT_FIX_JOB, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED, describe_exit
 
 
@@ -164,6 +166,20 @@ class StopRequested:
 
 
 @dataclass(frozen=True)
+class CheckpointAsked:
+    """A user wants a checkpoint now."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of a commit (see the action `Commit`). path: the committed folder; empty when it failed."""
+
+    commit: Commit
+    path: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Tick:
     """Nothing happened but time."""
 
@@ -179,6 +195,8 @@ Event = (
     | Leaving
     | Left
     | StopRequested
+    | CheckpointAsked
+    | Settled
     | Tick
 )
 
@@ -246,6 +264,30 @@ class Drop:
 
 
 @dataclass(frozen=True)
+class Commit:
+    """Verify and rename the draft in the checkpoint folder; then say `Settled`. seconds: what the save has taken."""
+
+    cursor: Cursor
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Discard:
+    """Remove the drafts of this pattern from the checkpoint folder: nobody will finish them."""
+
+    drafts: str
+
+
+@dataclass(frozen=True)
+class CheckpointDone:
+    """Answer those who asked for a checkpoint. error: why there is none."""
+
+    step: int = -1
+    path: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Note:
     """Something a person following the job should read. record: what the journal keeps of it, for the report."""
 
@@ -261,7 +303,20 @@ class Over:
     outcome: Outcome
 
 
-Action = Welcome | Refuse | StartChild | TellChild | StopChild | Finish | Drop | Note | Over
+Action = (
+    Welcome
+    | Refuse
+    | StartChild
+    | TellChild
+    | StopChild
+    | Finish
+    | Drop
+    | Commit
+    | Discard
+    | CheckpointDone
+    | Note
+    | Over
+)
 
 
 # ---------------------------------------------------------------------------------------------------------------- state
@@ -349,21 +404,51 @@ class Seat:
         return str(self.child)
 
 
-class Control:
-    """Decides everything about one job. `handle` is the only way in; the public attributes are for the status."""
+@dataclass
+class CheckpointState:
+    """What the status tells of checkpoints."""
 
-    def __init__(self, plan: JobPlan, now: float) -> None:
+    state: str = "idle"
+    """idle, asked, saving or committing."""
+    step: int = -1
+    path: str = ""
+    committed_at: float = 0.0
+    seconds: float = 0.0
+    num_committed: int = 0
+    num_failed: int = 0
+
+
+class Control:
+    """Decides everything about one job. `handle` is the only way in; the public attributes are for the status.
+
+    Args:
+        plan: the job.
+        now: seconds of the clock that `handle` is told.
+        start: where training begins.
+        incarnation: of the run before; its numbers are not used again.
+    """
+
+    def __init__(self, plan: JobPlan, now: float, start: Start | None = None, incarnation: int = 0) -> None:
+        start = start or Start()
         self.plan = plan
         self.limits = plan.control
         members = [Member(Role.PSERVER, r) for r in range(plan.num_servers)]
         members += [Member(Role.TRAINER, r) for r in range(plan.num_trainers)]
         self.seats = {member: Seat(member) for member in members}
         self.phase = Phase.GATHERING
-        self.incarnation = 0
+        self.incarnation = incarnation
         self.num_restarts = 0
         self.result: dict[str, Any] | None = None
         self.outcome: Outcome | None = None
-        self.restore = plan.restore
+        self.restore = str(start.path) if start.path else plan.restore
+        self.checkpoint = CheckpointState()
+        if start.path and start.cursor:
+            self.checkpoint = CheckpointState(step=start.cursor["step"], path=str(start.path), committed_at=now)
+        self._lineage = Lineage(plan.num_trainers, plan.num_epochs, start.cursor, {"job": identity(plan.job)})
+        self._asking: dict[int, Any] = {}  # the number of each trainer's request for the cursor that is under way
+        self._committing: Commit | None = None
+        self._commit_request: tuple[int, Any] | None = None  # incarnation and number of trainer 0's request
+        self._checkpoint_due_at: float | None = None
         self._since = now  # when the phase began
         self._not_before = now  # end of the pause before the next incarnation
         self._num_fruitless = 0  # restarts in a row without a committed checkpoint
@@ -404,6 +489,10 @@ class Control:
                 self._join(event, now)
             case StopRequested():
                 self._request_stop(event, now)
+            case CheckpointAsked():
+                self._ask_for_checkpoint()
+            case Settled():
+                self._settled(event, now)
             case Tick():
                 self._watch(now)
             case _ if seat is None:
@@ -479,8 +568,130 @@ class Control:
             level = str(said.get("level", "info"))
             self._note(level, f"{seat.member}: {said.get('message', '')}")
         elif kind == "request":
-            reply = {"reply": said.get("id"), "error": f"unknown request {said.get('what')!r}"}
-            self._do(TellChild(self._session(seat), self.incarnation, reply))
+            seat.moved_at = now
+            self._answer(seat, said, now)
+
+    # -- requests of the trainers
+
+    def _answer(self, seat: Seat, said: dict[str, Any], now: float) -> None:
+        number = said.get("id")
+        try:
+            if seat.member.role is not Role.TRAINER or self.phase is Phase.HALTING:
+                raise LineageError("the incarnation is over")
+            match said.get("what"):
+                case "epoch":
+                    self._open_epoch(seat, said)
+                case "lease":
+                    self._reply(seat, number, slices=self._lineage.lease(int(said["epoch"])))
+                case "cursor":
+                    self._take_report(seat, said)
+                case "commit":
+                    self._begin_commit(seat, said, now)
+                case what:
+                    raise LineageError(f"unknown request {what!r}")
+        except LineageError as error:
+            self._note("error", f"{seat.member}: {error}")
+            self._reply(seat, number, error=str(error), kind=error.kind)
+        except (KeyError, TypeError, ValueError) as error:
+            self._note("error", f"{seat.member}: a request that cannot be read: {error!r}")
+            self._reply(seat, number, error=f"the request cannot be read: {error!r}", kind="runtime")
+
+    def _open_epoch(self, seat: Seat, said: dict[str, Any]) -> None:
+        done, plan = self._lineage.open_epoch(said)
+        self._reply(seat, said.get("id"), done=sorted([index, rows] for index, rows in done.items()))
+        if plan is None:
+            return
+        number = int(said["epoch"])
+        left = plan.num_rows - sum(done.values())
+        record = {
+            "what": "epoch",
+            "incarnation": self.incarnation,
+            "epoch": number,
+            "fingerprint": plan.fingerprint,
+            "order": plan.order,
+            "seed": plan.seed,
+            "slices": sorted([index, rows] for index, rows in plan.sizes.items()),
+        }
+        rows = f"{left:,} of {plan.num_rows:,} rows" if done else f"{left:,} rows"
+        self._note("info", f"epoch {number + 1} of {self.plan.num_epochs} begins: {rows} to train", record)
+
+    def _take_report(self, seat: Seat, said: dict[str, Any]) -> None:
+        self._asking[seat.member.rank] = said.get("id")
+        if self.checkpoint.state in {"idle", "asked"}:
+            self.checkpoint.state = "saving"
+        cursor = self._lineage.report(seat.member.rank, said)
+        if cursor is None:
+            return
+        asking, self._asking = self._asking, {}
+        for rank, number in asking.items():
+            self._reply(self.seats[Member(Role.TRAINER, rank)], number, cursor=cursor.body, draft=cursor.draft)
+
+    def _begin_commit(self, seat: Seat, said: dict[str, Any], now: float) -> None:
+        cursor = self._lineage.pending
+        if cursor is None or self._committing is not None or said["step"] != cursor.step or seat.member.rank != 0:
+            raise LineageError("a commit was asked for that fits no cursor")
+        self._commit_request = (self.incarnation, said.get("id"))
+        commit = Commit(cursor, float(said.get("seconds", 0.0)))
+        if "error" in said:
+            self._settled(Settled(commit, error=f"saving failed: {said['error']}"), now)
+            return
+        if str(said["draft"]).rstrip("/").rpartition("/")[2] != cursor.draft:
+            raise LineageError(f"the draft {said['draft']} is not {cursor.draft}")
+        self.checkpoint.state = "committing"
+        self._committing = commit
+        self._do(commit)
+
+    def _settled(self, event: Settled, now: float) -> None:
+        cursor, seat = event.commit.cursor, self.seats[Member(Role.TRAINER, 0)]
+        committed = not event.error
+        self._lineage.settle(cursor, committed=committed)
+        self._committing = None
+        state = self.checkpoint
+        if committed:
+            self.restore = event.path
+            self._num_fruitless = 0
+            state.step, state.path, state.committed_at = cursor.step, event.path, now
+            state.seconds, state.num_committed = event.commit.seconds, state.num_committed + 1
+            self._note("info", f"checkpoint of step {cursor.step} committed: {event.path}")
+            self._do(CheckpointDone(cursor.step, event.path))
+        else:
+            state.num_failed += 1
+            self._do(Discard(cursor.draft))
+            self._note(
+                "error",
+                f"no checkpoint of step {cursor.step}: {event.error}",
+                {"what": "failed", "step": cursor.step, "incarnation": self.incarnation, "error": event.error},
+            )
+            self._do(CheckpointDone(cursor.step, error=event.error))
+        request, self._commit_request = self._commit_request, None
+        if request is None or request[0] != self.incarnation:
+            return
+        state.state = "idle"
+        self._plan_next_checkpoint(now)
+        if committed:
+            self._reply(seat, request[1], committed=True, path=event.path)
+            return
+        stop = self._lineage.is_last(cursor) or self.plan.checkpoint.get("on_failure") == "stop"
+        self._reply(seat, request[1], committed=False, stop=stop, error=event.error)
+        if stop and self.phase is not Phase.HALTING:
+            text = f"could not save the checkpoint of step {cursor.step}: {event.error}"
+            self._fail(Cause(Weight.LOSS, text, seat.member), now)
+
+    def _reply(self, seat: Seat, number: Any, **fields: Any) -> None:
+        if seat.has_child:
+            self._do(TellChild(self._session(seat), self.incarnation, {"reply": number, **fields}))
+
+    def _ask_for_checkpoint(self) -> None:
+        first = self.seats[Member(Role.TRAINER, 0)]
+        if self.plan.mode != "train" or self.phase is not Phase.RUNNING or first.child_phase == "evaluating":
+            self._do(CheckpointDone(error=f"the job is not training (it is {first.child_phase or self.phase})"))
+        elif self.checkpoint.state == "idle" and first.has_child:
+            self.checkpoint.state = "asked"
+            self._do(TellChild(self._session(first), self.incarnation, {"command": "checkpoint"}))
+
+    def _plan_next_checkpoint(self, now: float) -> None:
+        minutes = self.plan.checkpoint.get("every_minutes") if self.plan.mode == "train" else None
+        self._checkpoint_due_at = now + 60.0 * float(minutes) if minutes is not None else None
 
     def _child_exited(self, seat: Seat, event: ChildExited, now: float) -> None:
         seat.child = ChildState.ENDED
@@ -534,7 +745,8 @@ class Control:
             self._enter(Phase.STOPPING, now)
             for seat in self.seats_of(Role.TRAINER):
                 if seat.has_child:
-                    self._do(TellChild(self._session(seat), self.incarnation, {"command": "stop"}))
+                    line = {"command": "stop", "checkpoint": self.plan.mode == "train"}
+                    self._do(TellChild(self._session(seat), self.incarnation, line))
         else:
             self._halt(now)
 
@@ -555,6 +767,10 @@ class Control:
         if self.phase in {Phase.SERVERS, Phase.TRAINERS, Phase.RUNNING}:
             for seat in self.seats.values():
                 self._watch_child(seat, now)
+        if self.phase is Phase.RUNNING and self._checkpoint_due_at is not None and now >= self._checkpoint_due_at:
+            self._checkpoint_due_at = None  # set anew when this one is settled
+            if self.seats[Member(Role.TRAINER, 0)].child_phase != "evaluating":
+                self._ask_for_checkpoint()
         if self.phase is Phase.GATHERING and now - max(self._since, self._not_before) > self.limits.gather_seconds:
             missing = ", ".join(str(m) for m, seat in self.seats.items() if not seat.available)
             self._fail(
@@ -563,7 +779,7 @@ class Control:
             )
 
     def _watch_child(self, seat: Seat, now: float) -> None:
-        busy = seat.child_phase in {"loading", "saving"}
+        busy = seat.child_phase in {"loading", "saving", "evaluating"}
         if seat.child is ChildState.STARTING:
             limit = self.limits.start_seconds + (self.limits.save_seconds if busy else 0)
             if now - seat.moved_at > limit:
@@ -608,7 +824,7 @@ class Control:
             steps[before](now)
 
     def _leave_gathering(self, now: float) -> None:
-        if now >= self._not_before and all(seat.available for seat in self.seats.values()):
+        if now >= self._not_before and self._committing is None and all(seat.available for seat in self.seats.values()):
             self._open(now)
 
     def _leave_servers(self, now: float) -> None:
@@ -620,7 +836,9 @@ class Control:
             self._enter(Phase.RUNNING, now)
             for seat in self.seats_of(Role.TRAINER):
                 seat.moved_at = now
-            self._note("info", f"all {self.plan.num_trainers} trainers are ready")
+            self._plan_next_checkpoint(now)
+            record = {"what": "running", "incarnation": self.incarnation}
+            self._note("info", f"all {self.plan.num_trainers} trainers are ready", record)
 
     def _leave_running(self, now: float) -> None:
         if all(seat.child is ChildState.ENDED for seat in self.seats_of(Role.TRAINER)):
@@ -630,8 +848,8 @@ class Control:
         late = [str(seat.member) for seat in self.seats_of(Role.TRAINER) if seat.has_child]
         if not late:
             self._drain(now)
-        elif now - self._since > self.limits.stop_seconds:
-            limit = f"{self.limits.stop_seconds:g} s"
+        elif now - self._since > self.limits.stop_seconds + (self.limits.stop_save_seconds if self._is_saving else 0):
+            limit = f"{now - self._since:.0f} s"
             self._note("warning", f"{', '.join(late)} did not stop within {limit} and will be killed")
             self._halt(now)
 
@@ -648,13 +866,25 @@ class Control:
         self.incarnation += 1
         self._causes = []
         self.result = None
+        if self.plan.mode == "train" and self.incarnation > 1:
+            self._do(Discard(f".step-*-incarnation-{self.incarnation - 1}-draft-*"))
+        self._lineage.begin(self.incarnation)
+        self._asking, self.checkpoint.state = {}, "idle"
         self._enter(Phase.SERVERS, now)
         restored = f", from {self.restore}" if self.restore else ""
         num_servers, num_trainers = self.plan.num_servers, self.plan.num_trainers
         self._note(
             "info",
             f"incarnation {self.incarnation} begins: {num_servers} servers, {num_trainers} trainers{restored}",
-            {"what": "incarnation", "incarnation": self.incarnation, "restore": self.restore},
+            {
+                "what": "incarnation",
+                "incarnation": self.incarnation,
+                "restore": self.restore,
+                "parent": self._lineage.cursor["draft"] if self._lineage.cursor else None,
+                "rows": self._lineage.cursor["rows"] if self._lineage.cursor else 0,
+                "num_servers": num_servers,
+                "num_trainers": num_trainers,
+            },
         )
         for seat in self.seats.values():
             seat.progress = {}
@@ -693,6 +923,10 @@ class Control:
         if self.phase is Phase.HALTING:
             return
         self._enter(Phase.HALTING, now)
+        if self.checkpoint.state in {"asked", "saving"}:
+            self._do(CheckpointDone(error=f"incarnation {self.incarnation} was lost before it was saved"))
+        if self._committing is None:
+            self.checkpoint.state = "idle"
         for seat in self.seats.values():
             if seat.has_child:
                 self._do(StopChild(self._session(seat), self.incarnation, self.limits.halt_seconds))
@@ -704,7 +938,7 @@ class Control:
                 if seat.session is not None and seat.has_child:
                     self._do(Drop(seat.session))
                     self._lose(seat, "did not end its child when told to", now)
-        return not any(seat.has_child for seat in self.seats.values())
+        return self._committing is None and not any(seat.has_child for seat in self.seats.values())
 
     def _settle(self, now: float) -> None:
         """After HALTING: says why, and decides whether to start again."""
@@ -715,7 +949,15 @@ class Control:
             return
         cause = min(self._causes, key=lambda c: c.weight)
         culprit = str(cause.member) if cause.member else ""
-        record = {"what": "lost", "incarnation": self.incarnation, "culprit": culprit, "cause": cause.sentence}
+        record = {
+            "what": "lost",
+            "incarnation": self.incarnation,
+            "culprit": culprit,
+            "cause": cause.sentence,
+            "halting_seconds": now - self._since,
+            "step": self.progress.get("step", 0),
+            "rows": self.progress.get("rows", 0),
+        }
         self._note("debug", f"incarnation {self.incarnation} is lost: {cause.sentence}", record)
         if cause.weight is Weight.FIX_JOB:
             self._finish(Outcome(EXIT_FIX_JOB, cause.sentence, culprit, cause.detail))
@@ -735,6 +977,9 @@ class Control:
             self._enter(Phase.GATHERING, now)
 
     def _finish(self, outcome: Outcome) -> None:
+        if self.checkpoint.state != "idle":
+            self._do(CheckpointDone(error="the job is over"))
+            self.checkpoint.state = "idle"
         self.phase = Phase.OVER
         self.outcome = outcome
         for seat in self.seats.values():
@@ -746,12 +991,18 @@ class Control:
         assert self.outcome is not None
         if isinstance(event, Joined):
             self._do(Finish(event.session, self.outcome.exit_code, self.outcome.cause))
+        elif isinstance(event, CheckpointAsked):
+            self._do(CheckpointDone(error="the job is over"))
         elif isinstance(event, Left):
             seat = self._seat_of(event.session)
             if seat is not None:
                 seat.session = None
 
     # -- small things
+
+    @property
+    def _is_saving(self) -> bool:
+        return self.checkpoint.state in {"saving", "committing"}
 
     def _endpoints(self) -> list[str]:
         return [f"{seat.host}:{seat.port}" for seat in self.seats_of(Role.PSERVER)]

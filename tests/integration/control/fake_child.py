@@ -1,27 +1,33 @@
-"""Stands in for both Paddle children: speaks their event protocol, and misbehaves as FAKE_PLAN says. Needs no Paddle.
+"""Stands in for both Paddle children: speaks their protocol, and misbehaves as FAKE_PLAN says. Needs no Paddle.
 
 FAKE_PLAN is JSON: {"trainer 1": {"at_step": 5, "do": "kill", "incarnations": [1]}, "*": {"steps": 20}}.
 "do" is one of: kill, stop (SIGSTOP), hang, exit (with "code"), error (with "kind" and "message", then "code").
+"at" is "start", "loading", "saving" (trainer 0: in the middle of a save) or "cursor" (each trainer: before it asks).
+
+A fake trainer trains `steps` slices of 100 rows in each of `epochs` epochs, one a step, by leases. Its model is the
+list of rows it has seen; that it is what the cursor says is checked at each restore.
 """
 
 from __future__ import annotations
 
+import errno
 import http.server
+import itertools
 import json
 import os
+import queue
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any
+
+ROWS = 100
+"""Of a slice."""
 
 
 def main() -> None:
-    events = os.fdopen(int(os.environ["PADDLEWHEEL_EVENT_FD"]), "w")
-
-    def emit(event: str, **fields: object) -> None:
-        events.write(json.dumps({"event": event, **fields}) + "\n")
-        events.flush()
-
     spec = json.loads(sys.stdin.readline())
     role = "trainer" if "servers" in spec else "pserver"
     plans = json.loads(os.environ.get("FAKE_PLAN", "{}"))
@@ -31,9 +37,29 @@ def main() -> None:
     plan = {**plans.get("*", {}), **mine}
     sys.stdout.write(f"fake {role} {spec['rank']} of incarnation {spec['incarnation']}\n")
     sys.stdout.flush()
+    child = Child(plan)
+    if role == "pserver":
+        serve(spec, child)
+    else:
+        Trainer(spec, child).run()
 
-    def misbehave() -> None:
-        match plan.get("do"):
+
+class Child:
+    """Its plan, and its pipe to the agent."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan
+        self._events = os.fdopen(int(os.environ["PADDLEWHEEL_EVENT_FD"]), "w")
+
+    def emit(self, event: str, **fields: object) -> None:
+        self._events.write(json.dumps({"event": event, **fields}) + "\n")
+        self._events.flush()
+
+    def misbehave(self, **when: object) -> None:
+        """If the plan says so for this moment."""
+        if not all(self.plan.get(key) == value for key, value in when.items()):
+            return
+        match self.plan.get("do"):
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
@@ -44,18 +70,16 @@ def main() -> None:
             case "exit":
                 sys.stdout.write("a word before the end\n")
                 sys.stdout.flush()
-                os._exit(plan["code"])
+                os._exit(self.plan["code"])
+            case "full":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             case "error":
-                emit("error", kind=plan["kind"], message=plan["message"], traceback="Traceback: made up")
+                plan = self.plan
+                self.emit("error", kind=plan["kind"], message=plan["message"], traceback="Traceback: made up")
                 os._exit(plan["code"])
 
-    if role == "pserver":
-        serve(spec, plan, misbehave)
-    else:
-        train(spec, plan, emit, misbehave)
 
-
-def serve(spec, plan, misbehave) -> None:
+def serve(spec: dict[str, Any], child: Child) -> None:
     class Health(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -65,62 +89,176 @@ def serve(spec, plan, misbehave) -> None:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    if plan.get("at") == "start":
-        misbehave()
-    time.sleep(plan.get("start_seconds", 0))
+    child.misbehave(at="start")
+    time.sleep(child.plan.get("start_seconds", 0))
     host, port = spec["endpoints"][spec["rank"]].rsplit(":", 1)
     server = http.server.ThreadingHTTPServer((host, int(port)), Health)
     server.daemon_threads = True
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    if "at_seconds" in plan:
-        timer = threading.Timer(plan["at_seconds"], misbehave)
+    if "at_seconds" in child.plan:
+        timer = threading.Timer(child.plan["at_seconds"], child.misbehave)
         timer.daemon = True
         timer.start()
     server.serve_forever()
 
 
-def train(spec, plan, emit, misbehave) -> None:
-    stop = threading.Event()
+class Trainer:
+    """Trains by leases. Real trainers agree by AllReduce; these meet through files in the run folder."""
 
-    def read() -> None:
+    def __init__(self, spec: dict[str, Any], child: Child) -> None:
+        self.spec, self.child, self.plan = spec, child, child.plan
+        self.rank, self.num_trainers = spec["rank"], spec["num_trainers"]
+        self.numbers, self.replies = itertools.count(1), queue.SimpleQueue[dict[str, Any]]()
+        self.stop = self.checkpoint = False
+        self.epochs = spec["job"]["train"]["epochs"]
+        self.steps = self.plan.get("steps", 10)
+        self.step = self.rows = self.epoch = 0
+        self.seen: list[list[int]] = []  # the model: epoch, slice, first row, rows
+        self.spans: list[list[int]] = []
+        self.meetings = itertools.count()
+        self.place = Path(spec["run_dir"], f"meet-{spec['incarnation']}")
+        self.place.mkdir(exist_ok=True)
+
+    def read(self) -> None:
         for line in sys.stdin:
-            if json.loads(line).get("command") == "stop":
-                stop.set()
+            said = json.loads(line)
+            if "reply" in said:
+                self.replies.put(said)
+                continue
+            self.checkpoint |= said.get("command") == "checkpoint" or bool(said.get("checkpoint"))
+            self.stop |= said.get("command") == "stop"
         os._exit(75)
 
-    threading.Thread(target=read, daemon=True).start()
-    if plan.get("at") == "start":
-        misbehave()
-    emit("ready")
-    steps = plan.get("steps", 10)
-    for step in range(1, steps + 1):
-        if plan.get("at_step") == step:
-            misbehave()
-        time.sleep(plan.get("step_seconds", 0.02))
-        emit(
-            "progress",
-            step=step,
-            epoch=0,
-            rows=step * 100,
-            total_rows=steps * 100,
-            loss=1 / step,
-            auc=0.5,
-            rows_per_second=1000.0,
+    def ask(self, what: str, **fields: object) -> dict[str, Any]:
+        number = next(self.numbers)
+        self.child.emit("request", id=number, what=what, **fields)
+        reply = self.replies.get()
+        assert reply["reply"] == number, reply
+        if "error" in reply and "committed" not in reply:
+            self.child.emit("error", kind=reply["kind"], message=reply["error"], traceback="")
+            os._exit(64 if reply["kind"] == "data" else 75)
+        return reply
+
+    def agree(self, *wishes: int) -> list[int]:
+        """The sums of all trainers' wishes: an AllReduce that takes its time."""
+        number = next(self.meetings)
+        mine = self.place / f"{number}-{self.rank}"
+        mine.with_suffix(".new").write_text(json.dumps(wishes))
+        mine.with_suffix(".new").rename(mine)
+        total = [0] * len(wishes)
+        for rank in range(self.num_trainers):
+            path = self.place / f"{number}-{rank}"
+            while not path.exists():
+                time.sleep(0.002)
+            total = [a + b for a, b in zip(total, json.loads(path.read_text()), strict=True)]
+        if number > 1:
+            (self.place / f"{number - 2}-{self.rank}").unlink()
+        return total
+
+    def run(self) -> None:
+        threading.Thread(target=self.read, daemon=True).start()
+        self.child.misbehave(at="start")
+        self.restore()
+        self.child.emit("ready")
+        for epoch in range(self.epoch, self.epochs if self.spec["mode"] == "train" else 0):
+            self.epoch = epoch
+            self.child.emit("phase", phase="training")
+            if not self.train():
+                os._exit(143)
+        if self.spec["mode"] == "train":
+            self.save()
+        self.child.misbehave(at_step="end")
+        self.child.emit(
+            "result", mode=self.spec["mode"], rows=self.rows, seconds=1.0, rows_per_second=1.0, loss=0.5, keys={}
         )
-        if stop.is_set():
-            os._exit(0)
-    if plan.get("at_step") == "end":
-        misbehave()
-    emit(
-        "result",
-        mode=spec["mode"],
-        rows=steps * 100,
-        seconds=1.0,
-        rows_per_second=100.0 * steps,
-        loss=0.5,
-        keys={"default": 7},
-    )
-    os._exit(0)
+        os._exit(0)
+
+    def restore(self) -> None:
+        self.child.emit("phase", phase="loading")
+        self.child.misbehave(at="loading")
+        if self.spec["restore"] is None:
+            return
+        from trainer import checkpoint
+
+        saved = checkpoint.read(Path(self.spec["restore"]))
+        self.seen = json.loads((saved.sparse / "seen.json").read_text())
+        self.step, self.rows = saved.cursor["step"], saved.cursor["rows"]
+        self.epoch = saved.cursor["position"]["epoch"]
+        assert sum(rows for *_, rows in self.seen) == self.rows
+
+    def train(self) -> bool:
+        """One epoch; False after an agreed stop."""
+        plan = [[index, ROWS] for index in range(self.steps)]
+        reply = self.ask("epoch", epoch=self.epoch, fingerprint=str(self.steps), order="o", seed=1, slices=plan)
+        done = dict(reply["done"])
+        slices: list[int] = []
+        while True:
+            self.child.misbehave(at_step=self.step + 1)
+            if not slices:
+                slices = self.ask("lease", epoch=self.epoch)["slices"]
+            trained = 0
+            if slices:
+                index = slices.pop(0)
+                start = done.get(index, 0)
+                trained = ROWS - start
+                self.spans.append([self.epoch, index, start, trained])
+                time.sleep(self.plan.get("step_seconds", 0.02))
+            every = self.spec["job"]["checkpoint"]["every_steps"]
+            due = every is not None and self.rank == 0 and (self.step + 1) % every == 0
+            rows, checkpoint, stop = self.agree(trained, self.checkpoint or due, self.stop)
+            self.step += 1
+            self.rows += rows
+            self.child.emit(
+                "progress",
+                step=self.step,
+                epoch=self.epoch,
+                rows=self.rows,
+                total_rows=self.steps * ROWS * self.epochs,
+                loss=1 / self.step,
+                auc=0.5,
+                rows_per_second=1000.0,
+            )
+            if rows == 0:
+                return True
+            if checkpoint:
+                self.checkpoint = False
+                self.save()
+                self.child.emit("phase", phase="training")
+            if stop:
+                return False
+
+    def save(self) -> None:
+        self.child.emit("phase", phase="saving")
+        self.child.misbehave(at="cursor")
+        reply = self.ask("cursor", step=self.step, epoch=self.epoch, spans=self.spans, skipped=[])
+        self.spans = []
+        if self.rank == 0:
+            self.write(reply["cursor"], reply["draft"])
+        self.agree()
+
+    def write(self, cursor: dict[str, Any], name: str) -> None:
+        import numpy as np
+
+        from trainer import checkpoint
+
+        directory = self.spec["job"]["checkpoint"]["directory"] or str(Path(self.spec["run_dir"], "checkpoints"))
+        try:
+            draft = checkpoint.Draft(Path(directory), name, self.step)
+            self.seen += cursor["spans"]
+            (draft.sparse / "seen.json").write_text(json.dumps(self.seen))
+            self.child.misbehave(at="saving")
+            if self.plan.get("pad_bytes"):
+                (draft.sparse / "pad").write_bytes(b"x" * self.plan["pad_bytes"])
+            draft.finish(dense={"w": np.ones(4, np.float32)}, cursor=cursor, facts={"job": "fake", "tables": {}})
+        except OSError as error:
+            answer = self.ask("commit", step=self.step, error=str(error))
+        else:
+            answer = self.ask("commit", step=self.step, draft=str(draft.path), seconds=0.1)
+        if not answer["committed"]:
+            self.seen = self.seen[: len(self.seen) - len(cursor["spans"])]
+            if answer["stop"]:
+                time.sleep(3600)  # the coordinator ends this process
+        self.child.misbehave(at="committed")
 
 
 if __name__ == "__main__":

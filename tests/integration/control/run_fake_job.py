@@ -1,4 +1,7 @@
-"""python run_fake_job.py RUN_DIR CONTROL_JSON: the local launcher with fake children, as a process to be killed."""
+"""python run_fake_job.py RUN_DIR CHANGES_JSON: the local launcher with fake children, as a process to be killed.
+
+CHANGES_JSON: {"control": {...}, "checkpoint": {...}, "train": {...}, "cluster": {...}, "resume": "auto"}.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from trainer.config import JobConfig
 
 
 def main() -> int:
-    run_dir, control = sys.argv[1], json.loads(sys.argv[2])
+    run_dir, changes = sys.argv[1], json.loads(sys.argv[2])
     fake = [sys.executable, str(Path(__file__).with_name("fake_child.py"))]
+    quick = {"heartbeat_seconds": 0.1, "silence_seconds": 2.0, "halt_seconds": 0.3, "backoff_seconds": 0.1}
     raw = {
         "name": "fake",
         "run_dir": run_dir,
@@ -22,11 +26,13 @@ def main() -> int:
             "batch_rows": 10,
             "sparse": [{"name": "C1", "column": "C1"}],
         },
-        "cluster": {"servers": 2, "trainers": 2},
-        "control": {"heartbeat_seconds": 0.1, "silence_seconds": 2.0, "halt_seconds": 0.3, "backoff_seconds": 0.1}
-        | control,
+        "train": changes.get("train", {}),
+        "cluster": {"servers": 2, "trainers": 2} | changes.get("cluster", {}),
+        "checkpoint": changes.get("checkpoint", {}),
+        "control": quick | {"max_restarts": 0} | changes.get("control", {}),
     }
-    outcome = run_local(JobConfig.parse(raw), child_commands={"pserver": fake, "trainer": fake})
+    children = {"pserver": fake, "trainer": fake}
+    outcome = run_local(JobConfig.parse(raw), resume=changes.get("resume", "auto"), child_commands=children)
     sys.stdout.write(json.dumps(outcome.to_json()))
     sys.stderr.write(outcome.summary())
     return outcome.exit_code

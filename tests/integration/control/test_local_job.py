@@ -26,10 +26,10 @@ LONG = {"steps": 100_000}
 class Job:
     """A launcher in a process of its own."""
 
-    def __init__(self, run_dir: Path, plan: dict[str, Any], control: dict[str, Any]) -> None:
+    def __init__(self, run_dir: Path, plan: dict[str, Any], changes: dict[str, Any]) -> None:
         self.run_dir = run_dir
         environment = {**os.environ, "FAKE_PLAN": json.dumps(plan), "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, str(HERE / "run_fake_job.py"), str(run_dir), json.dumps(control)]
+        command = [sys.executable, str(HERE / "run_fake_job.py"), str(run_dir), json.dumps(changes)]
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -75,8 +75,8 @@ class Job:
 def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     started: list[Job] = []
 
-    def start(plan: dict[str, Any], **control: Any) -> Job:
-        job = Job(tmp_path / "run", {"*": {"steps": 10}, **plan}, control)
+    def start(plan: dict[str, Any], changes: dict[str, Any] | None = None, **control: Any) -> Job:
+        job = Job(tmp_path / "run", {"*": {"steps": 10}, **plan}, {"control": control, **(changes or {})})
         started.append(job)
         return job
 

@@ -1,0 +1,213 @@
+"""Where a run begins: at the newest whole checkpoint of the same job, or at nothing. Files only; no decisions later on.
+
+A run continues what it finds (`resume: auto`), if the job is the same in everything that the model depends on; a job
+that was changed is refused, because neither to go on nor to begin again may be what its user wants: `always` goes on
+with the new values, `never` begins again and puts the old checkpoints aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer import checkpoint
+from trainer.coordinator.lineage import CURSOR_VERSION
+
+if TYPE_CHECKING:
+    from trainer.coordinator.plan import JobPlan
+
+_SECTIONS = ("name", "seed", "data", "tables", "model", "train")
+_FREE = {  # may change from one run to the next
+    "data": ("train", "eval", "threads", "prefetch_batches", "on_bad_file", "quarantine_directory", "fitted"),
+    "train": ("epochs", "max_bad_steps"),
+}
+_LEFTOVER = re.compile(r"\.(step-\d+-.*|step-\d+\.draft|removed-.*|LATEST\.new)")
+_REPLACED = re.compile(r"\.replaced-(\d+)")
+
+
+class ResumeError(ValueError):
+    """The run cannot begin with what is in its folders; the message says what to do."""
+
+
+class DirectoryBusyError(RuntimeError):
+    """Another coordinator uses the checkpoint folder."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where to begin.
+
+    Attributes:
+        path: the checkpoint to restore; None: from nothing.
+        cursor: what it says about the rows seen.
+        notes: what a person should know.
+    """
+
+    path: Path | None = None
+    cursor: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def identity(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What the trained model depends on, of a job as plain data; without where its files lie."""
+    found = {section: job[section] for section in _SECTIONS if section in job}
+    for section, keys in _FREE.items():
+        if isinstance(found.get(section), Mapping):
+            found[section] = {key: value for key, value in found[section].items() if key not in keys}
+    plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
+    return plain
+
+
+def differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    """'train.dense.learning_rate: 0.001 before, 0.01 now', one for each value that differs."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in [*before, *(key for key in now if key not in before)]:
+            yield from differences(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+    elif before != now:
+        yield f"{path}: {json.dumps(before)} before, {json.dumps(now)} now"
+
+
+def examine(plan: JobPlan) -> Start:
+    """Where the run would begin. Changes nothing, and reads manifests and cursors only.
+
+    Raises:
+        ResumeError: the newest checkpoint is of another job, or there is none where one is wanted.
+    """
+    if plan.resume == "never" or plan.mode != "train":
+        return Start()
+    if plan.restore is not None:
+        return _start_from(Path(plan.restore), plan)
+    found = checkpoint.committed(plan.checkpoint_directory)
+    for path in reversed(found):
+        try:
+            checkpoint.check_complete(path)
+        except checkpoint.CheckpointError:
+            continue
+        return _start_from(path, plan)
+    if plan.resume == "always":
+        damaged = f", only damaged ones ({found[-1]})" if found else ""
+        raise ResumeError(f"--resume: {plan.checkpoint_directory} holds no checkpoint to go on from{damaged}")
+    return Start()
+
+
+def finished(plan: JobPlan) -> dict[str, Any] | None:
+    """The result of the run before, if that trained all that this one would; None otherwise."""
+    if plan.mode != "train" or plan.restore is not None:
+        return None
+    start = examine(plan)
+    if start.cursor is None or start.cursor["position"]["epoch"] < plan.num_epochs:
+        return None
+    last = next((record for record in reversed(read_journal(plan.journal)) if record["what"] == "over"), None)
+    if last is None or last["exit_code"] != 0 or not last.get("result"):
+        return None  # the last checkpoint is there, but what follows (the evaluation) was not done
+    result: dict[str, Any] = last["result"]
+    return result
+
+
+def prepare(plan: JobPlan) -> Start:
+    """As `examine`, for the coordinator, which owns the folder from here on: cleans up and reads every byte.
+
+    A damaged checkpoint is put aside under the name step-<n>.damaged, and the one before it is taken.
+    """
+    if plan.mode != "train":
+        return Start()
+    directory, notes = plan.checkpoint_directory, []
+    directory.mkdir(parents=True, exist_ok=True)
+    _clear_leftovers(directory)
+    if plan.resume == "never" and (old := checkpoint.committed(directory)):
+        aside = directory / time.strftime("set-aside-%Y%m%d-%H%M%S", time.gmtime())
+        aside.mkdir(exist_ok=True)
+        for path in old:
+            path.rename(aside / path.name)
+        notes.append(f"{len(old)} checkpoints of earlier runs were moved to {aside}")
+    if plan.restore is None:
+        for path in reversed(checkpoint.committed(directory)):
+            try:
+                checkpoint.read(path)
+                break
+            except checkpoint.CheckpointError as error:
+                aside = path.with_name(f"{path.name}.damaged")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+                notes.append(f"{error}. It is put aside as {aside.name}, and the checkpoint before it is used")
+    start = examine(plan)
+    return Start(start.path, start.cursor, tuple(notes))
+
+
+@contextlib.contextmanager
+def sole_use(directory: Path) -> Iterator[None]:
+    """Two coordinators must not commit into one folder.
+
+    Raises:
+        DirectoryBusyError: another one holds it; it may be on its way out.
+    """
+    import fcntl
+
+    directory.mkdir(parents=True, exist_ok=True)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DirectoryBusyError(f"another coordinator uses {directory}, or is about to leave it") from error
+        yield
+    finally:
+        os.close(fd)
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """The records of a journal, oldest first; a last line that was cut short by a crash is left out."""
+    records = []
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and "what" in record:
+                records.append(record)
+    return records
+
+
+def _start_from(path: Path, plan: JobPlan) -> Start:
+    checkpoint.read_manifest(path)
+    cursor = checkpoint.read_cursor(path)
+    if cursor.get("version") != CURSOR_VERSION:
+        raise ResumeError(
+            f"{path} has a cursor of version {cursor.get('version')}, this version reads {CURSOR_VERSION}:"
+            " begin again with --fresh, or in another run_dir"
+        )
+    changed = list(differences(cursor.get("job"), identity(plan.job)))
+    if changed and plan.resume != "always" and plan.restore is None:
+        more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
+        raise ResumeError(
+            f"{path.parent} holds checkpoints of this job with other values:\n  "
+            + "\n  ".join(changed[:3])
+            + more
+            + "\n"
+            "Go on from them with the new values (--resume), begin again and put them aside (--fresh), or give this job"
+            " another folder (--set run_dir=...)."
+        )
+    return Start(path, cursor)
+
+
+def _clear_leftovers(directory: Path) -> None:
+    """Removes what a coordinator or trainer that was killed left half-done; finishes a rename that it had begun."""
+    for path in directory.iterdir():
+        replaced = _REPLACED.fullmatch(path.name)
+        if replaced and not (directory / f"step-{replaced[1]}").exists():
+            path.rename(directory / f"step-{replaced[1]}")
+        elif replaced or _LEFTOVER.fullmatch(path.name):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
