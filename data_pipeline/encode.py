@@ -328,21 +328,22 @@ class Encoder:
             else:
                 out[:, together] = keys.integer_keys(out[:, together], seeds)
             for position, mask in gaps:
-                out[mask, position] = self._missing_key(features[position])
+                out[mask, position] = self.missing_key(features[position])
         for position, feature in enumerate(features):
             if position not in together:
                 out[:, position] = self.single_keys(feature, columns, out.shape[0], reject)
             if feature.vocabulary is not None:
                 out[:, position] = self._fitted.known(feature, out[:, position])
 
-    def _missing_key(self, feature: SparseFeature) -> np.uint64:
+    def missing_key(self, feature: SparseFeature) -> np.uint64:
+        """What stands for null: a key of its own, or 0 for no feature."""
         return self._missing[feature.space] if feature.missing == "key" else np.uint64(0)
 
     def single_keys(
         self, feature: SparseFeature, columns: dict[str, pa.Array], num_rows: int, reject: Reject
     ) -> UInt64:
         """Keys [N] of a single-valued feature, before its vocabulary."""
-        missing = self._missing_key(feature)
+        missing = self.missing_key(feature)
         if any(c not in columns for c in feature.columns):
             return np.full(num_rows, missing, dtype=np.uint64)
         gaps = np.zeros(num_rows, dtype=bool)
@@ -466,7 +467,7 @@ class Encoder:
         empty = np.flatnonzero(counts == 0)
         if feature.missing == "key" and empty.size:
             before = (np.cumsum(counts) - counts)[empty]
-            flat = np.insert(flat, before, self._missing_key(feature))
+            flat = np.insert(flat, before, self.missing_key(feature))
             weights = np.insert(weights, before, 1.0) if weights is not None else None
             counts[empty] = 1
         return Lists(flat, np.concatenate([[0], np.cumsum(counts)]), weights)

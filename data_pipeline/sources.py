@@ -46,7 +46,7 @@ def open_parquet(source: SourceFile, *, row_group_bytes: int = 0) -> pq.ParquetF
     A row group of a remote file is fetched at once if it is not too large: many small reads over a network are slow.
     """
     if source.is_local:
-        return pq.ParquetFile(source.path, pre_buffer=False, buffer_size=1 << 18, page_checksum_verification=True)
+        return pq.ParquetFile(source.path, pre_buffer=False, buffer_size=1 << 16, page_checksum_verification=True)
     handle = source.filesystem.open_input_file(source.path)
     at_once = 0 < row_group_bytes <= _FETCHED_BYTES
     return pq.ParquetFile(

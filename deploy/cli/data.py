@@ -4,9 +4,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
+
+from deploy.cli.arguments import JobFile, Json, Overrides, answer
+
+if TYPE_CHECKING:
+    from data_pipeline.quality import Quality
 
 app = App(name="data", help="Prepare, generate and check data.")
 prepare = App(name="prepare", help="Raw files to Parquet.")
@@ -29,7 +34,7 @@ def parse_rows(text: str) -> int:
 def _progress(title: str, unit: str = "rows") -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal, nothing otherwise. The callback takes (done, total)."""
     if not sys.stderr.isatty():
-        yield lambda done, total: None
+        yield lambda _done, _total: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -44,6 +49,116 @@ def _progress(title: str, unit: str = "rows") -> Iterator[Callable[[int, int], N
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+_EXIT_WARNINGS = 3
+_EXIT_FIX_JOB = 64
+
+
+@app.command
+def check(
+    job: JobFile,
+    *,
+    sample_rows: Rows | None = None,
+    out: Path | None = None,
+    server_memory_gb: float = 16.0,
+    overrides: Overrides = (),
+    json: Json = False,
+) -> int:
+    """Read the training data once and say what a job will find in it.
+
+    Exits with 0 if all is well, 3 if there are warnings only, 64 if there are errors.
+
+    Parameters
+    ----------
+    sample_rows
+        Read about so many rows, at even distances, instead of all.
+    out
+        Folder for data-check.json and data-check.html.
+    server_memory_gb
+        Memory of one parameter server, to say how many are needed.
+    """
+    import json as json_module
+
+    from data_pipeline import quality, quality_page
+    from data_pipeline.dataset import Dataset
+    from trainer.config import JobConfig
+
+    config = JobConfig.load(job, overrides)
+    data = config.data.model_copy(update={"on_bad_file": "skip"})
+    with _progress("footers", "files") as tick:
+        dataset = Dataset.open(data.train, data, require_fitted=False, on_progress=tick)
+        if data.eval:
+            Dataset.open(data.eval, data, require_fitted=False)
+    with _progress("rows") as tick:
+        found = quality.check(dataset, config.data, sample_rows=sample_rows, on_progress=tick)
+    widths = {name: table.pull_width for name, table in config.tables.items()}
+    quality.plan_capacity(found, config.data, widths, int(server_memory_gb * 1e9))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "data-check.json").write_text(json_module.dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n")
+        (out / "data-check.html").write_text(quality_page.page(found, str(job)))
+        print(f"wrote {out / 'data-check.json'} and {out / 'data-check.html'}", file=sys.stderr)
+    answer(found.to_json(), json=json, text=lambda: _report(found))
+    return _EXIT_FIX_JOB if found.errors else _EXIT_WARNINGS if found.warnings else 0
+
+
+def _report(found: "Quality") -> str:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    rate = "-" if found.label_rate is None else f"{found.label_rate:.4f}"
+    table = Table(
+        title=f"{found.rows:,} rows in {len(found.files):,} files, {found.rows_read:,} read, label rate {rate}"
+    )
+    for name in ("feature", "no id", "distinct", "smallest", "largest", "longest", "most frequent"):
+        table.add_column(name, justify="left" if name in {"feature", "most frequent"} else "right", overflow="ellipsis")
+    for f in found.features:
+        top = ", ".join(f"{value} {count / max(1, f.ids):.0%}" for value, count in f.top[:2])
+        ends = (f.smallest or "", f.largest or "")
+        table.add_row(
+            f.name, f"{f.null_rows / max(1, f.rows):.1%}", f"{f.distinct:,.0f}", *ends, str(f.longest_list), top
+        )
+    for d in found.dense:
+        numbers = ["" if v is None else f"{v:.4g}" for v in (d.smallest, d.largest)]
+        table.add_row(d.name, f"{d.null_rows / max(1, d.rows):.1%}", "(dense)", *numbers, "", "")
+    tables = Table(title=f"expected tables; servers needed: {found.servers}")
+    for name in ("table", "keys", "floats a key", "server memory", "checkpoint"):
+        tables.add_column(name, justify="left" if name == "table" else "right")
+    for t in found.tables:
+        sizes = (f"{t.memory_bytes / 1e9:.2f} GB", f"{t.checkpoint_bytes / 1e9:.2f} GB")
+        tables.add_row(t.name, f"{t.keys:,.0f}", str(t.width), *sizes)
+    with console.capture() as text:
+        console.print(table)
+        console.print(tables)
+        for line in found.errors:
+            console.print(f"error: {line}", markup=False)
+        for line in found.warnings:
+            console.print(f"warning: {line}", markup=False)
+    return text.get().rstrip()
+
+
+@app.command
+def fit(job: JobFile, *, overrides: Overrides = ()) -> None:
+    """Find means, quantiles and vocabularies in the training data and write them to the job's data.fitted."""
+    from data_pipeline.dataset import Dataset
+    from data_pipeline.errors import DataError
+    from data_pipeline.fit import fit as fit_data
+    from data_pipeline.fitted import needs
+    from trainer.config import JobConfig
+
+    data = JobConfig.load(job, overrides).data
+    if not needs(data):
+        raise DataError("this job needs no fit: no dense block has standardise, no feature a vocabulary or quantiles")
+    dataset = Dataset.open(data.train, data, require_fitted=False)
+    with _progress("fit") as tick:
+        found = fit_data(dataset, data, on_progress=tick)
+    kept = ", ".join(f"{name} {keys.size:,}" for name, keys in found.vocabularies.items())
+    print(
+        f"wrote {data.fitted}: {len(found.moments)} means, {len(found.boundaries)} quantile sets"
+        + (f"; values kept: {kept}" if kept else "")
+    )
 
 
 @app.command

@@ -1,0 +1,395 @@
+"""One pass over the data that tells a user what a job will find in it (`paddlewheel data check`)."""
+
+import hashlib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+from datasketches import hll_sketch
+
+from data_pipeline.config import DataConfig, SparseFeature
+from data_pipeline.dataset import Dataset, Slice
+from data_pipeline.encode import Encoder, Rows
+from data_pipeline.errors import DataError
+from data_pipeline.fitted import Fitted
+from data_pipeline.reader import RowGroups
+from data_pipeline.schema import columns_needed
+
+_BLOCK_ROWS = 16384
+_HLL_LG_K = 12
+_TOP = 5
+_KEPT = 200
+_ENTRY_BYTES = 149
+_STATE_FLOATS = 7
+_TEXT_BYTES_PER_FLOAT = 9
+_PACKED = 0.45
+
+
+@dataclass
+class FeatureReport:
+    """What one sparse feature looks like."""
+
+    name: str
+    column: str
+    table: str
+    rows: int = 0
+    null_rows: int = 0
+    """Rows without any id."""
+    ids: int = 0
+    distinct: float = 0.0
+    """HyperLogLog estimate, standard error 1.6 %."""
+    smallest: str | None = None
+    largest: str | None = None
+    longest_list: int = 0
+    mean_list: float = 0.0
+    truncated_ids: int = 0
+    top: list[tuple[str, int]] = field(default_factory=list)
+    """Most frequent values and (approximately) how often they occur."""
+
+
+@dataclass
+class DenseReport:
+    """What one dense column looks like, as it is in the files."""
+
+    name: str
+    rows: int = 0
+    null_rows: int = 0
+    smallest: float | None = None
+    largest: float | None = None
+    mean: float | None = None
+
+
+@dataclass
+class FileReport:
+    """Rows and click rate of one file."""
+
+    name: str
+    rows: int
+    rows_read: int = 0
+    positives: float = 0.0
+
+    @property
+    def rate(self) -> float | None:
+        return self.positives / self.rows_read if self.rows_read else None
+
+
+@dataclass
+class TableReport:
+    """Expected size of an embedding table."""
+
+    name: str
+    keys: float
+    width: int
+    memory_bytes: float
+    checkpoint_bytes: float
+
+
+@dataclass
+class Quality:
+    """The result. `errors` stop a job; `warnings` deserve a look."""
+
+    fingerprint: str
+    rows: int
+    rows_read: int
+    bytes: int
+    label_rate: float | None
+    features: list[FeatureReport]
+    dense: list[DenseReport]
+    files: list[FileReport]
+    tables: list[TableReport] = field(default_factory=list)
+    servers: int | None = None
+    """Servers that hold the tables at the given memory of a server."""
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        content = asdict(self)
+        for plain, file in zip(content["files"], self.files, strict=True):
+            plain["rate"] = file.rate
+        return content
+
+
+class _Feature:
+    """Running figures of a feature."""
+
+    def __init__(self, feature: SparseFeature) -> None:
+        self.feature = feature
+        self.report = FeatureReport(feature.name, " x ".join(feature.columns), feature.table)
+        self.sketch = hll_sketch(_HLL_LG_K)
+        self.values: Counter[str] = Counter()
+        self._low: Any = None
+        self._high: Any = None
+
+    def add(
+        self,
+        keys: npt.NDArray[np.uint64],
+        lengths: npt.NDArray[np.int64],
+        missing: np.uint64,
+        array: pa.Array | None,
+    ) -> None:
+        """Takes the ids of a block, flat, and how many each row has; `missing` is the key that stands for none."""
+        report = self.report
+        if missing:
+            row = np.repeat(np.arange(lengths.size), lengths)
+            lengths = np.bincount(row[keys != missing], minlength=lengths.size)
+            keys = keys[keys != missing]
+        report.rows += lengths.size
+        report.null_rows += int((lengths == 0).sum())
+        report.ids += int(lengths.sum())
+        report.longest_list = max(report.longest_list, int(lengths.max(initial=0)))
+        for key in np.unique(keys[keys != 0]).view(np.int64).tolist():
+            self.sketch.update(key)
+        if array is None or self.feature.cross:
+            return
+        if pat.is_list(array.type) or pat.is_large_list(array.type) or pat.is_fixed_size_list(array.type):
+            array = array.flatten()
+        if pat.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if pat.is_null(array.type) or len(array) == 0:
+            return
+        if not (pat.is_boolean(array.type) or pat.is_binary(array.type) or pat.is_large_binary(array.type)):
+            ends = pc.min_max(array).as_py()
+            self._range(ends["min"], ends["max"])
+        found = pc.value_counts(array.drop_null())
+        order = pc.array_sort_indices(found.field("counts"), order="descending")[:_KEPT]
+        for item in found.take(order).to_pylist():
+            self.values[_text(item["values"])] += item["counts"]
+        if len(self.values) > 50 * _KEPT:
+            self.values = Counter(dict(self.values.most_common(10 * _KEPT)))
+
+    def _range(self, low: Any, high: Any) -> None:
+        if low is None:
+            return
+        self._low = low if self._low is None else min(low, self._low)
+        self._high = high if self._high is None else max(high, self._high)
+        self.report.smallest, self.report.largest = _text(self._low), _text(self._high)
+
+    def finish(self) -> FeatureReport:
+        report = self.report
+        report.distinct = 0.0 if self.sketch.is_empty() else float(self.sketch.get_estimate())
+        report.mean_list = report.ids / report.rows if report.rows else 0.0
+        report.top = self.values.most_common(_TOP)
+        return report
+
+
+def _text(value: Any) -> str:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def check(
+    dataset: Dataset,
+    config: DataConfig,
+    *,
+    sample_rows: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Quality:
+    """Reads all rows, or slices at even distances with about `sample_rows` rows. Bad rows and files become findings."""
+    encoder = Encoder(config, Fitted.load(config) if config.fitted is not None else Fitted({}, {}, {}, {}))
+    features = [_Feature(f) for f in config.sparse]
+    dense = {c: DenseReport(c) for c in config.dense_columns}
+    sums: dict[str, float] = defaultdict(float)
+    files = [FileReport(f.source.name, f.num_rows) for f in dataset.files]
+    quality = Quality(
+        dataset.fingerprint, dataset.num_rows, 0, sum(f.source.size for f in dataset.files), None, [], [], files
+    )
+    quality.errors += list(dataset.skipped_files)
+    slices = [s for s in dataset.slices(max(dataset.slice_rows, _BLOCK_ROWS)) if s.num_rows]
+    if sample_rows is not None and sample_rows < dataset.num_rows:
+        count = max(1, math.ceil(len(slices) * sample_rows / dataset.num_rows))
+        slices = [slices[i * len(slices) // count] for i in range(count)]
+    total = sum(s.num_rows for s in slices)
+    readers = RowGroups(dataset, config, 1)
+    bad: dict[str, tuple[int, str]] = {}
+    done = 0
+    try:
+        for piece in slices:
+            try:
+                for start in range(0, piece.num_rows, _BLOCK_ROWS):
+                    num_rows = min(_BLOCK_ROWS, piece.num_rows - start)
+                    columns = readers.read(piece, start, num_rows)
+                    _block(encoder, config, piece, start, num_rows, columns, features, dense, sums, quality, bad)
+            except DataError as error:
+                if str(error) not in quality.errors:
+                    quality.errors.append(str(error))
+            done += piece.num_rows
+            if on_progress is not None:
+                on_progress(done, total)
+    finally:
+        readers.close()
+    quality.features = [f.finish() for f in features]
+    for name, report in dense.items():
+        present = report.rows - report.null_rows
+        report.mean = sums[name] / present if present else None
+    quality.dense = list(dense.values())
+    if quality.rows_read:
+        quality.label_rate = sum(f.positives for f in files) / quality.rows_read
+    for why, (count, example) in bad.items():
+        target = quality.errors if config.on_bad_row == "fail" else quality.warnings
+        target.append(f"{count:,} rows: {why} (first: {example})")
+    _findings(quality, dataset, config)
+    return quality
+
+
+def _block(
+    encoder: Encoder,
+    config: DataConfig,
+    piece: Slice,
+    start: int,
+    num_rows: int,
+    columns: dict[str, pa.Array],
+    features: list[_Feature],
+    dense: dict[str, DenseReport],
+    sums: dict[str, float],
+    quality: Quality,
+    bad: dict[str, tuple[int, str]],
+) -> None:
+    rows = Rows.empty(config, num_rows)
+    reasons = encoder.encode(columns, rows, slice(0, num_rows))
+    file = quality.files[piece.file]
+    for row, why in reasons.items():
+        column = why.split(" is ", 1)[0]
+        count, example = bad.get(
+            column, (0, f"{file.name}, row group {piece.row_group}, row {piece.row_start + start + row}: {why}")
+        )
+        bad[column] = (count + 1, example)
+    good = ~rows.bad_N
+    file.rows_read += int(good.sum())
+    file.positives += float(rows.labels_NL[good, 0].sum())
+    quality.rows_read += int(good.sum())
+    places: dict[str, int] = defaultdict(int)
+    for item in features:
+        feature = item.feature
+        array = columns.get(feature.columns[0])
+        if feature.multi_valued:
+            lists = rows.lists[feature.name][0]
+            item.report.truncated_ids += rows.truncated.pop(feature.name, 0)
+            item.add(lists.keys, np.diff(lists.offsets), encoder.missing_key(feature), array)
+        else:
+            keys = rows.singles[feature.table][:, places[feature.table]]
+            places[feature.table] += 1
+            item.add(keys[keys != 0], (keys != 0).astype(np.int64), encoder.missing_key(feature), array)
+    for name, report in dense.items():
+        report.rows += num_rows
+        if name not in columns:
+            report.null_rows += num_rows
+            continue
+        array = columns[name]
+        if (
+            pat.is_decimal(array.type)
+            or pat.is_boolean(array.type)
+            or pat.is_null(array.type)
+            or pat.is_float16(array.type)
+        ):
+            array = array.cast(pa.float64() if not pat.is_boolean(array.type) else pa.uint8())
+        report.null_rows += array.null_count
+        ends = pc.min_max(array).as_py()
+        if ends["min"] is not None:
+            report.smallest = ends["min"] if report.smallest is None else min(report.smallest, ends["min"])
+            report.largest = ends["max"] if report.largest is None else max(report.largest, ends["max"])
+            sums[name] += float(pc.sum(array.cast(pa.float64(), safe=False)).as_py())
+
+
+def _findings(quality: Quality, dataset: Dataset, config: DataConfig) -> None:
+    """What deserves a look."""
+    warn = quality.warnings.append
+    rate = quality.label_rate
+    if rate is None:
+        quality.errors.append("no usable row was read")
+        return
+    if rate in (0.0, 1.0):
+        quality.errors.append(f"every label is {int(rate)}: nothing can be learned, and AUC is undefined")
+    for file in quality.files:
+        if file.rate is None or not 0 < rate < 1:
+            continue
+        error = math.sqrt(rate * (1 - rate) / file.rows_read)
+        if abs(file.rate - rate) > max(6 * error, 0.2 * rate):
+            warn(
+                f"{file.name}: label rate {file.rate:.4f}, overall {rate:.4f}: the data drifts or is sorted; shuffling evens it out"
+            )
+    for item in quality.features:
+        if item.rows and item.null_rows > 0.95 * item.rows:
+            warn(f"feature {item.name}: {item.null_rows / item.rows:.1%} of the rows have no id")
+        elif item.rows and item.distinct < 1.5:
+            warn(f"feature {item.name}: it has one value only")
+        if item.truncated_ids > 0.05 * max(1, item.ids):
+            warn(f"feature {item.name}: {item.truncated_ids:,} ids are cut off by max_length")
+        if item.ids and item.distinct > 0.5 * item.ids and item.ids > 10_000:
+            warn(
+                f"feature {item.name}: about {item.distinct:,.0f} values among {item.ids:,} ids: most are seen once (a row id?); consider vocabulary"
+            )
+    for number in quality.dense:
+        if number.rows and number.smallest == number.largest:
+            warn(f"dense column {number.name}: it has one value only")
+    for column, count in dataset.absent_columns.items():
+        warn(f"column {column}: {count} of {len(dataset.files)} files lack it")
+    for first, second in duplicates(dataset):
+        warn(f"{second}: has the same content as {first}; its rows are trained twice")
+    num_columns = len(columns_needed(config))
+    largest = max(g.num_rows for f in dataset.files for g in f.row_groups)
+    if (
+        config.shuffle.enabled
+        and dataset.lanes() < min(8, config.shuffle.interleave)
+        and dataset.num_rows > 4 * config.shuffle.window_rows
+    ):
+        warn(
+            f"row groups of up to {largest:,} rows and {num_columns} columns: rows are mixed from {dataset.lanes()} places only. Row "
+            "groups of about 65,536 rows mix better and are shared better among trainers"
+        )
+    if len(dataset.files) > 100 and dataset.num_rows < 2000 * len(dataset.files):
+        warn(
+            f"{len(dataset.files):,} files with {dataset.num_rows / len(dataset.files):,.0f} rows each: larger files read faster"
+        )
+
+
+def duplicates(dataset: Dataset) -> list[tuple[str, str]]:
+    """Pairs of files with the same bytes. Only files of equal size and rows are read."""
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number, file in enumerate(dataset.files):
+        groups[file.source.size, file.num_rows].append(number)
+    found: list[tuple[str, str]] = []
+    for members in groups.values():
+        if len(members) == 1:
+            continue
+        seen: dict[str, str] = {}
+        for number in members:
+            source = dataset.files[number].source
+            digest = hashlib.sha256()
+            with source.filesystem.open_input_stream(source.path) as stream:
+                while chunk := stream.read(1 << 20):
+                    digest.update(chunk)
+            first = seen.setdefault(digest.hexdigest(), source.name)
+            if first != source.name:
+                found.append((first, source.name))
+    return found
+
+
+def plan_capacity(quality: Quality, config: DataConfig, widths: Mapping[str, int], server_memory_bytes: int) -> None:
+    """Adds expected sizes of tables and the number of servers. `widths` are floats pulled per key and table.
+
+    Measured with Paddle 2.6.2: about 245 bytes of server memory a key at width 17. A checkpoint is text, about 0.45 of it packed.
+    """
+    by_table: dict[str, float] = defaultdict(float)
+    by_space: dict[tuple[str, str], float] = defaultdict(float)
+    for item, feature in zip(quality.features, config.sparse, strict=True):
+        space = (feature.table, feature.space)
+        by_space[space] = max(by_space[space], item.distinct)  # features of a space may share their values
+    for (table, _), keys in by_space.items():
+        by_table[table] += keys
+    quality.tables = []
+    for table, keys in by_table.items():
+        width = widths[table]
+        floats = width + _STATE_FLOATS
+        memory = keys * (4 * floats + _ENTRY_BYTES)
+        text = keys * (20 + _TEXT_BYTES_PER_FLOAT * floats) * _PACKED
+        quality.tables.append(TableReport(table, keys, width, memory, text))
+    total = sum(t.memory_bytes for t in quality.tables)
+    quality.servers = max(1, math.ceil(total / (0.7 * server_memory_bytes)))
