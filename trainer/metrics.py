@@ -125,7 +125,7 @@ class ClickMetrics:
             wins = float(np.dot(self.positives_N.astype(np.float64), below_N.astype(np.float64)))
             pairs = float(positives) * float(negatives)
             auc, bound = (wins + ties / 2) / pairs, ties / 2 / pairs
-        logloss = self.sums[0] / rows if rows else None
+        logloss = float(self.sums[0]) / rows if rows else None
         bands = [
             Band(int(r), int(p), float(s) / int(r))
             for r, p, s in zip(self.band_rows_K, self.band_positives_K, self.band_predictions_K, strict=True)

@@ -78,7 +78,7 @@ class BestSoFar:
                 + (": give data.group" if self._config.metric.startswith("gauc") else "")
             )
         value = report[self._config.metric]
-        best = value is not None and math.isfinite(value) and self._improves(value)
+        best = value is not None and math.isfinite(value) and self._improves(float(value))
         if best:
             self.value, self.step, self.without_improvement = float(value), step, 0
         else:

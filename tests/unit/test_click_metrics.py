@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -72,6 +75,15 @@ def test_no_rows_leave_everything_undefined() -> None:
     assert report.rows == 0
     assert (report.auc, report.logloss, report.normalised_entropy) == (None, None, None)
     assert (report.calibration, report.calibration_error, list(report.bands)) == (None, None, [])
+
+
+def test_reports_are_plain_values() -> None:
+    logit, label = _clicks(100)
+    grouped = _grouped(np.arange(100) % 7, logit, label)
+    reports = [_report(logit, label), grouped.report(), *grouped.by_group().values()]
+    for report in map(asdict, reports):
+        assert json.loads(json.dumps(report)) == report
+        assert {type(v) for v in report.values()} <= {int, float, list, type(None)}
 
 
 def test_both_zeros_tie() -> None:
