@@ -186,44 +186,146 @@ def synth(directory: Path, *, rows: Rows = 400_000, seed: int = 1, eval_fraction
     print(f"best possible on eval/: AUC {result.best_auc:.4f}, logloss {result.best_logloss:.4f}")
 
 
+SplitKind = Literal["random", "order", "permutation"]
+EvalFraction = Annotated[float, Parameter(help="Part of the rows that goes to eval/.")]
+Seed = Annotated[int, Parameter(help="Seed of the split.")]
+Threads = Annotated[int, Parameter(help="Source files that are converted at a time.")]
+Kind = Annotated[
+    SplitKind,
+    Parameter(
+        help="random: each row by a seeded hash. order: the last rows. permutation: the first train-rows rows of "
+        "numpy.random.RandomState(seed).permutation(rows) train, the others evaluate."
+    ),
+]
+TrainRows = Annotated[Rows | None, Parameter(help="Number of training rows instead of eval-fraction.")]
+
+
+def _done(counts: dict[str, int], directory: Path) -> None:
+    print(f"{counts['train_rows']:,} training and {counts['eval_rows']:,} evaluation rows in {directory}")
+
+
 @prepare.command
 def criteo(
-    source: Path,
-    directory: Path,
-    *,
-    eval_fraction: float = 0.1,
-    split: Literal["random", "order", "permutation"] = "random",
-    seed: int = 0,
-    train_rows: Rows | None = None,
+    *paths: Path,
+    eval_fraction: EvalFraction = 0.1,
+    split: Kind = "random",
+    seed: Seed = 0,
+    train_rows: TrainRows = None,
+    threads: Threads = 2,
 ) -> None:
-    """Criteo click logs (Kaggle or 1TB lines, plain or .gz) to train/ and eval/.
+    """Criteo click logs (Kaggle, or 1TB day files; plain or .gz) to train/ and eval/.
+
+    An interrupted run goes on where it was when it is started again.
+
+    Parameters
+    ----------
+    paths
+        Source files or folders (label, I1-I13, C1-C26, tab-separated), then the output folder.
+    """
+    from data_pipeline.recipes import criteo as recipe
+    from data_pipeline.recipes.preparation import Split
+
+    sources, directory = _sources_and_target(paths)
+    with _progress("criteo", "bytes") as tick:
+        how = Split(split, eval_fraction, seed, train_rows)
+        counts = recipe.prepare(sources, directory, how, threads=threads, on_progress=tick)
+    _done(counts, directory)
+
+
+@prepare.command
+def avazu(
+    *paths: Path,
+    eval_fraction: EvalFraction = 0.1,
+    split: Kind = "order",
+    seed: Seed = 0,
+    train_rows: TrainRows = None,
+    threads: Threads = 2,
+) -> None:
+    """Avazu click logs (train.csv, plain or .gz) to train/ and eval/; by default the end of the file evaluates.
+
+    Parameters
+    ----------
+    paths
+        Source files or folders, then the output folder.
+    """
+    from data_pipeline.recipes import avazu as recipe
+    from data_pipeline.recipes.preparation import Split
+
+    sources, directory = _sources_and_target(paths)
+    with _progress("avazu", "bytes") as tick:
+        how = Split(split, eval_fraction, seed, train_rows)
+        counts = recipe.prepare(sources, directory, how, threads=threads, on_progress=tick)
+    _done(counts, directory)
+
+
+@prepare.command
+def movielens(source: Path, directory: Path, *, eval_fraction: EvalFraction = 0.1, max_history: int = 50) -> None:
+    """MovieLens 100k or 1M to train/ and eval/: label rating >= 4, genres, history of liked films; the latest evaluate.
 
     Parameters
     ----------
     source
-        Tab-separated file: label, I1-I13, C1-C26.
+        Folder with u.data, u.item, u.user, or ratings.dat, movies.dat, users.dat; plain or .gz.
     directory
         Output folder.
-    eval_fraction
-        Part of the rows that goes to eval/.
-    split
-        random: each row by a seeded draw. order: the last rows. permutation: the first train-rows rows of
-        numpy.random.RandomState(seed).permutation(rows) train, the others evaluate.
-    seed
-        Seed of the split.
-    train_rows
-        Number of training rows instead of eval-fraction.
+    max_history
+        Films of a user's history.
     """
-    from data_pipeline.recipes import criteo as recipe
+    from data_pipeline.recipes import movielens as recipe
 
-    with _progress("criteo") as tick:
+    with _progress("movielens") as tick:
         counts = recipe.prepare(
-            source,
+            source, directory, eval_fraction=eval_fraction, max_history=max_history, on_progress=tick
+        )
+    _done(counts, directory)
+
+
+@prepare.command
+def csv(
+    *paths: Path,
+    schema: str,
+    delimiter: str = ",",
+    list_delimiter: str = "|",
+    eval_fraction: EvalFraction = 0.1,
+    split: Kind = "random",
+    seed: Seed = 0,
+    train_rows: TrainRows = None,
+    threads: Threads = 2,
+) -> None:
+    """Any delimited text with a header to train/ and eval/.
+
+    Parameters
+    ----------
+    paths
+        Source files or folders, then the output folder.
+    schema
+        Columns and types, such as 'click:int8, user:int64, tags:list<string>'. Types: int8 to int64, uint64, float32,
+        float64, bool, string, date, timestamp, hex, and list<...> of these.
+    delimiter
+        Between fields.
+    list_delimiter
+        Between the values of a list.
+    """
+    from data_pipeline.recipes import csv as recipe
+    from data_pipeline.recipes.preparation import Split
+
+    sources, directory = _sources_and_target(paths)
+    with _progress("csv", "bytes") as tick:
+        how = Split(split, eval_fraction, seed, train_rows)
+        counts = recipe.prepare(
+            sources,
             directory,
-            eval_fraction=eval_fraction,
-            split=split,
-            seed=seed,
-            train_rows=train_rows,
+            how,
+            recipe.parse_schema(schema),
+            delimiter=delimiter.encode().decode("unicode_escape"),
+            list_delimiter=list_delimiter,
+            threads=threads,
             on_progress=tick,
         )
-    print(f"{counts['train_rows']:,} training and {counts['eval_rows']:,} evaluation rows in {directory}")
+    _done(counts, directory)
+
+
+def _sources_and_target(paths: tuple[Path, ...]) -> tuple[list[Path], Path]:
+    if len(paths) < 2:
+        raise ValueError("give one or more sources and then the output folder")
+    return list(paths[:-1]), paths[-1]

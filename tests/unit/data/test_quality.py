@@ -79,7 +79,10 @@ def test_findings(tmp_path):
         tmp_path / "a.parquet",
         {"click": clicks(num_rows, 0.1), "v": np.arange(num_rows), "c": [1] * num_rows, "d": [2.0] * num_rows},
     )
-    write(tmp_path / "b.parquet", {"click": clicks(num_rows, 0.4), "v": num_rows + np.arange(num_rows), "c": [1] * num_rows})
+    write(
+        tmp_path / "b.parquet",
+        {"click": clicks(num_rows, 0.4), "v": num_rows + np.arange(num_rows), "c": [1] * num_rows},
+    )
     (tmp_path / "copy.parquet").write_bytes((tmp_path / "a.parquet").read_bytes())
     (tmp_path / "zero.parquet").write_bytes(b"")
     job = config(sparse=[{"name": "v"}, {"name": "c"}], dense={"columns": ["d"], "absent": 0}, on_bad_file="skip")
