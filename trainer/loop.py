@@ -248,5 +248,5 @@ class TrainLoop:
 
 
 def _all_finite(*arrays: NDArray[np.float32]) -> bool:
-    """A sum is finite only if every term is, unless finite terms overflow float64, which float32 cannot."""
-    return all(bool(np.isfinite(a.sum(dtype=np.float64))) for a in arrays)
+    """Whether all values are finite, and small enough for optimizers to square and add up in float32."""
+    return all(bool(np.isfinite(np.vdot(a, a))) for a in arrays)
