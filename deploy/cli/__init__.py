@@ -33,6 +33,7 @@ _COMMANDS = {
     "job": ("deploy.cli.job:app", "Look at a job file: its keys, its values, whether it can run."),
     "checkpoint": ("deploy.cli.checkpoint:app", "List and verify checkpoints."),
     "status": ("deploy.cli.status:status", "Show what a running job is doing."),
+    "deploy": ("deploy.cli.deploy:app", "Write what a cluster needs to run a job."),
     "role": ("deploy.cli.role:app", "Run one role of a job: what a container or another machine starts."),
     "bench": ("deploy.cli.bench:app", "Measure speed on this machine, next to peers and ceilings."),
     "doctor": ("deploy.cli.doctor:doctor", "Say what this environment has and lacks, with a remedy for each."),

@@ -1,6 +1,7 @@
 """``paddlewheel role``: one role of a job, as a container or another machine runs it."""
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,11 +11,49 @@ from deploy.cli.arguments import JobFile, Overrides
 
 app = App(name="role", help="Run one role of a job: what a container or another machine starts.")
 
-CoordinatorAddress = Annotated[str, Parameter(name="--coordinator", help="HOST:PORT of the coordinator.")]
-Rank = Annotated[int | None, Parameter(help="Rank of this role, from 0; by default the lowest free one.")]
-Host = Annotated[str, Parameter(help="Address under which the other roles reach this machine.")]
-Port = Annotated[int | None, Parameter(help="Port of the role's own service; by default a free one.")]
-JoinSeconds = Annotated[float, Parameter(help="How long the coordinator may be away at the start.")]
+Metrics = Annotated[
+    str | None,
+    Parameter(
+        name="--metrics", env_var="PADDLEWHEEL_METRICS", help="HOST:PORT of /metrics (a taken one warns); else none."
+    ),
+]
+Targets = Annotated[
+    Path | None,
+    Parameter(name="--targets", env_var="PADDLEWHEEL_TARGETS", help="Folder of files that tell Prometheus of it."),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class AgentArguments:
+    """What servers and trainers are told. Each may also come from the environment, as it does in a container."""
+
+    coordinator: Annotated[str, Parameter(env_var="PADDLEWHEEL_COORDINATOR")]
+    """HOST:PORT of the coordinator. It need not be there yet, nor its name resolve."""
+    rank: Annotated[int | None, Parameter(env_var=("PADDLEWHEEL_RANK", "JOB_COMPLETION_INDEX"))] = None
+    """Rank of this role, from 0; by default the lowest free one."""
+    host: Annotated[str, Parameter(env_var="PADDLEWHEEL_HOST")] = "127.0.0.1"
+    """Address of this machine under which the other roles reach it, and on which it listens."""
+    port: Annotated[int | None, Parameter(env_var="PADDLEWHEEL_PORT")] = None
+    """Port of the role's own service; by default a free one."""
+    health: Annotated[str, Parameter(env_var="PADDLEWHEEL_HEALTH")] = "127.0.0.1:0"
+    """HOST:PORT of the gRPC health service (`""`: lives; `ready`: has its seat)."""
+    job_name: Annotated[str, Parameter(env_var="PADDLEWHEEL_JOB_NAME")] = ""
+    """Name of the job in the metrics."""
+    metrics: Metrics = None
+    targets: Targets = None
+    join_seconds: float = 300.0
+    """How long the coordinator may be away at the start."""
+
+    def run(self, role: str) -> int:
+        """Runs the agent until the job is over; its exit code."""
+        from trainer.agent import main
+
+        arguments = ["--role", role]
+        for name, value in vars(self).items():
+            if value is not None:
+                arguments += [f"--{name.replace('_', '-')}", str(value)]
+        return main(arguments)
 
 
 @app.command
@@ -24,51 +63,33 @@ def coordinator(
     listen: Annotated[str, Parameter(help="HOST:PORT to listen on.")] = "127.0.0.1:7070",
     mode: Literal["train", "evaluate"] = "train",
     restore: Annotated[Path | None, Parameter(help="Checkpoint (its step-<n> folder) to begin with.")] = None,
+    metrics: Metrics = None,
+    targets: Targets = None,
     overrides: Overrides = (),
 ) -> int:
-    """Run the coordinator of a job: it waits for all servers and trainers, starts them, and decides until the end."""
+    """Run the coordinator of a job: it waits for all servers and trainers, starts them, and decides until the end.
+
+    With --metrics it also serves the status page there.
+    """
     from deploy.launcher import plan_of
     from trainer.config import JobConfig
     from trainer.coordinator.service import serve
     from trainer.logs import configure_logs
 
     plan = plan_of(JobConfig.load(job, overrides), mode, restore=restore)
+    plan = plan.model_copy(update={"http_address": metrics, "targets": str(targets) if targets else None})
     Path(plan.run_dir).mkdir(parents=True, exist_ok=True)
     configure_logs()
     return asyncio.run(serve(plan, listen))
 
 
 @app.command
-def pserver(
-    *,
-    coordinator: CoordinatorAddress,
-    rank: Rank = None,
-    host: Host = "127.0.0.1",
-    port: Port = None,
-    join_seconds: JoinSeconds = 300.0,
-) -> int:
+def pserver(arguments: AgentArguments) -> int:
     """Run one parameter server of a job."""
-    return _agent("pserver", coordinator, rank, host, port, join_seconds)
+    return arguments.run("pserver")
 
 
 @app.command
-def trainer(
-    *,
-    coordinator: CoordinatorAddress,
-    rank: Rank = None,
-    host: Host = "127.0.0.1",
-    port: Port = None,
-    join_seconds: JoinSeconds = 300.0,
-) -> int:
+def trainer(arguments: AgentArguments) -> int:
     """Run one trainer of a job. Its data must be reachable under the paths of the coordinator's job file."""
-    return _agent("trainer", coordinator, rank, host, port, join_seconds)
-
-
-def _agent(role: str, coordinator: str, rank: int | None, host: str, port: int | None, join_seconds: float) -> int:
-    from trainer.agent import main
-
-    arguments = ["--role", role, "--coordinator", coordinator, "--host", host, "--join-seconds", str(join_seconds)]
-    for name, value in (("--rank", rank), ("--port", port)):
-        if value is not None:
-            arguments += [name, str(value)]
-    return main(arguments)
+    return arguments.run("trainer")
