@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
+import yaml
 from pydantic import BaseModel, ValidationError
 
 from data_pipeline.batch import Batch, TableKeys
@@ -309,6 +313,28 @@ def test_a_users_own_model() -> None:
 def test_a_users_own_model_refuses_wrong_options() -> None:
     with pytest.raises(ValidationError, match="units"):
         program_of(parse_model({"kind": f"{__name__}:Mixed"}), tables=layouts("lr"))
+
+
+def test_the_how_to_in_the_readme_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "trainer" / "models" / "README.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    [job] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "my_models.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    program = program_of(parse_model(yaml.safe_load(job)["model"]), tables=layouts("lr"))
+    values = {name: np.ones((U, W + 1), np.float32) for name in ("user", "item")}
+    assert np.isfinite(program.gradients(batch_of(1), values).flat_N).all()
+
+
+def test_the_readme_lists_every_kind_and_its_keys() -> None:
+    text = (Path(__file__).parents[2] / "trainer" / "models" / "README.md").read_text(encoding="utf-8")
+    table = {row.split("|")[1].strip().strip("`"): row for row in text.splitlines() if row.startswith("| `")}
+    assert set(table) - {"model.kind"} == set(KINDS)
+    for kind, config in KINDS.items():
+        fields = set(config.model_fields) - {"kind", "tower", "dropout", "norm"}
+        listed = set(re.findall(r"`(\w+)`", table[kind].split("|")[4]))
+        assert listed == fields, kind
+        assert ("tower" in config.model_fields) == ("tower" in table[kind].split("|")[4].replace("second_tower", ""))
 
 
 def test_experts_start_apart() -> None:
