@@ -10,7 +10,9 @@ from pserver import checkpoint
 from pserver.client import Client
 from pserver.config import TableConfig
 from pserver.errors import CheckpointError
+from pserver.export import export_table
 from pserver.local import local_servers
+from pserver.lookup import Lookup
 from tests.integration.pserver.conftest import RULES, TABLES
 
 pytestmark = pytest.mark.processes
@@ -118,6 +120,19 @@ def test_rows_read_without_paddle_are_what_the_servers_hold(saved):
             has = np.concatenate([r.has_embedding_N for r in rows])[order]
             np.testing.assert_array_equal(has, pulled.admitted_U[known])
             assert 0 < has.sum() < len(has)
+
+
+def test_export_and_lookup_give_what_a_client_pulled(saved, tmp_path):
+    """Also for keys below admission, which have no embedding in training, and none in an export."""
+    directory, keys, values = saved
+    for name in TABLES:
+        exported = export_table(checkpoint.open_table(directory / name), tmp_path / name)
+        known = values[name].shows_U > 0
+        assert exported.num_rows == known.sum()
+        assert exported.num_embeddings == (values[name].admitted_U & known).sum()
+    lookup = Lookup.build({name: tmp_path / name for name in TABLES}, tmp_path / "lookup")
+    for name in TABLES:
+        np.testing.assert_allclose(lookup.pull(name, keys), values[name].values_UW, rtol=5e-6, atol=5e-8)
 
 
 BREAKAGES = {

@@ -1,5 +1,7 @@
 """The servers' updates against NumPy: every rule, several steps, duplicates, two clients, keys that come later."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -88,6 +90,40 @@ def test_bounds_hold_the_change(client, draw_keys):
     for _ in range(5):
         client.push("sgd-plain", keys, np.full_like(start, 100), one, one * 0)
     np.testing.assert_allclose(client.pull("sgd-plain", keys) - start, -0.3, rtol=1e-5)
+
+
+def test_many_requests_make_one_pull_or_push(cluster, draw_keys, monkeypatch):
+    keys, ones = draw_keys(5000), np.ones(5000, np.float32)
+    grads = np.random.default_rng(2).normal(size=(5000, 7)).astype(np.float32)
+    with Client(TABLES, cluster.endpoints, seed=5) as whole:
+        monkeypatch.setattr("pserver.client._MAX_REQUEST_BYTES", 1000)
+        with Client(TABLES, cluster.endpoints, seed=5) as cut:
+            cut.push("sgd", keys, grads, ones, ones)
+            np.testing.assert_array_equal(cut.pull("sgd", keys), whole.pull("sgd", keys))
+            np.testing.assert_array_equal(whole.pull_with_counts("sgd", keys).shows_U, 1)
+
+
+def test_pulls_and_pushes_from_several_threads_at_once(client, draw_keys):
+    keys, ones = draw_keys(2000), np.ones(2000, np.float32)
+    start = client.pull("sgd", keys)
+    grads = np.full_like(start, 0.01)
+
+    def push_all(_):
+        for _ in range(25):
+            client.push("sgd", keys, grads, ones, ones)
+
+    def pull_all(_):
+        for _ in range(25):
+            steps = (start - client.pull("sgd", keys))[:, 0] / (0.05 * 0.01)
+            np.testing.assert_allclose(steps, steps.round(), atol=0.02)  # whole updates only
+            assert steps.max() <= 50.02
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, None) for work in (push_all, pull_all) for _ in range(2)]:
+            done.result()
+    client.flush()
+    np.testing.assert_array_equal(client.pull_with_counts("sgd", keys).shows_U, 50)
+    np.testing.assert_allclose((start - client.pull("sgd", keys))[:, 0], 50 * 0.05 * 0.01, rtol=1e-4)
 
 
 def test_no_push_no_change(client, draw_keys):
