@@ -12,7 +12,7 @@ def test_defaults():
 
 
 @pytest.mark.parametrize(
-    ("num_servers", "expected"), [(1, 120), (2, 120), (3, 120), (7, 126), (9, 126), (64, 128), (120, 120), (121, 121)]
+    ("num_servers", "expected"), [(1, 48), (2, 48), (3, 48), (16, 48), (5, 50), (7, 49), (48, 48), (49, 49)]
 )
 def test_chosen_shards_are_a_multiple_of_the_servers(num_servers, expected):
     assert TableConfig().num_shards(num_servers) == expected
