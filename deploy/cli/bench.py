@@ -47,19 +47,42 @@ Work = Annotated[
     Parameter(help="Folder where data sets are kept for the next run. By default in the folder for temporary files."),
 ]
 Count = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+Environment = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--env",
+        negative=(),
+        show_default=False,
+        help="NAME=VALUE for every process of every system, ours and peers alike. May be given several times.",
+    ),
+]
 Many = Annotated[tuple[Count, ...], Parameter(consume_multiple=True, negative=())]
 
 
+class OptionError(ValueError):
+    """An option has a value that cannot be used."""
+
+
 def _options(
-    rows: int, seed: int, repeat: int, passes: int, threads: int | None, work: Path | None, overrides: tuple[str, ...]
+    rows: int,
+    seed: int,
+    repeat: int,
+    passes: int,
+    threads: int | None,
+    work: Path | None,
+    overrides: tuple[str, ...],
+    environment: tuple[str, ...],
 ) -> "Options":
     from trainer.benchmark.runs import Options
     from trainer.benchmark.workload import Workload
 
     if passes < 2 or repeat < 1:
-        raise ValueError(
+        raise OptionError(
             f"--passes {passes} --repeat {repeat}: at least 2 passes (the first warms up) and 1 repetition"
         )
+    for setting in environment:
+        if not setting.partition("=")[0] or "=" not in setting:
+            raise OptionError(f"--env {setting}: write NAME=VALUE")
     return Options(
         Workload(rows=rows, seed=seed),
         repeat=repeat,
@@ -67,6 +90,7 @@ def _options(
         threads=threads or len(os.sched_getaffinity(0)),
         work_directory=(work or Path(tempfile.gettempdir(), "paddlewheel-bench")).absolute(),
         overrides=overrides,
+        environment=dict(setting.split("=", 1) for setting in environment),
     )
 
 
@@ -110,6 +134,7 @@ def train(
     work: Work = None,
     out: Out = None,
     overrides: Overrides = (),
+    env: Environment = (),
     json: Json = False,
 ) -> int:
     """Samples/s end to end on a DeepFM with 26 slots x (1 + 16), 13 dense columns and a tower of 400-400-400.
@@ -136,7 +161,7 @@ def train(
     """
     from trainer.benchmark import runs
 
-    options = _options(rows, seed, repeat, passes, threads, work, overrides)
+    options = _options(rows, seed, repeat, passes, threads, work, overrides, env)
     measuring = runs.train(
         options,
         batches=batch,
@@ -163,6 +188,7 @@ def ps(
     seed: Seed = 1,
     work: Work = None,
     out: Out = None,
+    env: Environment = (),
     json: Json = False,
 ) -> int:
     """Keys/s of pulls and pushes, by keys in a call, width and servers, and what the loopback device would allow.
@@ -183,8 +209,10 @@ def ps(
     from trainer.benchmark import runs
 
     if max(keys) > table_keys:
-        raise ValueError(f"--keys {max(keys)}: a call cannot have more keys than the table (--table-keys {table_keys})")
-    options = _options(1_000, seed, repeat, passes, None, work, ())
+        raise OptionError(
+            f"--keys {max(keys)}: a call cannot have more keys than the table (--table-keys {table_keys})"
+        )
+    options = _options(1_000, seed, repeat, passes, None, work, (), env)
     measuring = runs.ps(
         options,
         keys_per_call=keys,
@@ -209,6 +237,7 @@ def dense(
     work: Work = None,
     out: Out = None,
     overrides: Overrides = (),
+    env: Environment = (),
     json: Json = False,
 ) -> int:
     """Samples/s of the dense part alone, and of its matrix products alone.
@@ -224,7 +253,7 @@ def dense(
     """
     from trainer.benchmark import runs
 
-    options = _options(rows, seed, repeat, passes, None, work, overrides)
+    options = _options(rows, seed, repeat, passes, None, work, overrides, env)
     return _finish(runs.dense(options, batches=batch, threads=threads, say=_say), out, json=json)
 
 
@@ -242,6 +271,7 @@ def scaling(
     work: Work = None,
     out: Out = None,
     overrides: Overrides = (),
+    env: Environment = (),
     json: Json = False,
 ) -> int:
     """Samples/s, and CPU seconds per million rows, with more trainers and servers on this machine.
@@ -259,7 +289,7 @@ def scaling(
     """
     from trainer.benchmark import runs
 
-    options = _options(rows, seed, repeat, passes, threads, work, overrides)
+    options = _options(rows, seed, repeat, passes, threads, work, overrides, env)
     return _finish(
         runs.scaling(options, batch_rows=batch, trainers=trainers, servers=servers, say=_say), out, json=json
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class Options:
         threads: compute threads of a trainer.
         work_directory: data sets are kept here, and runs happen here.
         overrides: `a.b=c` changes of our job.
+        environment: variables for every process of every system.
     """
 
     work: Workload
@@ -71,6 +72,7 @@ class Options:
     threads: int
     work_directory: Path
     overrides: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def setting(self, **changes: Any) -> Setting:
         """A run's setting; makes the data set when it is not there."""
@@ -82,6 +84,7 @@ class Options:
             passes=self.passes,
             threads=self.threads,
             overrides=self.overrides,
+            environment=self.environment,
             timeout_seconds=600 + self.work.rows * self.passes / _SLOWEST_ROWS_PER_SECOND,
         )
         return replace(base, **changes)

@@ -36,6 +36,7 @@ class Setting:
         servers, trainers: of the systems that have them.
         overrides: `a.b=c` changes of our job.
         torch_python: a Python that has torch; None: PyTorch does not run.
+        environment: variables for every process of every system, ours and peers alike.
         timeout_seconds: longer means failed.
     """
 
@@ -48,6 +49,7 @@ class Setting:
     trainers: int = 1
     overrides: tuple[str, ...] = ()
     torch_python: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
     timeout_seconds: float = 900.0
 
 
@@ -110,7 +112,7 @@ async def paddlewheel(setting: Setting, directory: Path) -> Measured:
     command = [sys.executable, "-m", "deploy.cli", "train", str(file), "--json"]
     command += [word for override in setting.overrides for word in ("--set", override)]
     async with watching(directory) as watch:
-        await watch.start("control", command, name="paddlewheel")
+        await watch.start("control", command, environment=setting.environment, name="paddlewheel")
         await watch.finish("paddlewheel", seconds=setting.timeout_seconds)
     told = json.loads((run_dir / "result.json").read_text())["result"]
     shutil.rmtree(run_dir, ignore_errors=True)  # its checkpoint is large
@@ -131,15 +133,14 @@ async def paddle_fleet(setting: Setting, directory: Path) -> Measured:
     }
     result = directory / "fleet.json"
     command = [sys.executable, "-m", "trainer.benchmark.paddle_fleet", json.dumps(spec), str(result)]
-    common = {
+    # each of its threads runs the whole program; more threads within would only be in each other's way
+    common = _threads(1) | {
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints),
         "PADDLE_TRAINERS_NUM": "1",
         "PADDLE_TRAINER_ID": "0",
         "POD_IP": "127.0.0.1",
         "CPU_NUM": str(setting.threads),
-        **_threads(
-            1
-        ),  # each of its threads runs the whole program; more threads within would only be in each other's way
+        **setting.environment,
     }
     async with watching(directory) as watch:
         for rank, holder in enumerate(holders[:-1]):
@@ -169,7 +170,7 @@ async def _torch(setting: Setting, directory: Path, *, bf16: bool) -> Measured:
     script = Path(__file__).with_name("torch_peer.py")
     async with watching(directory) as watch:
         command = [str(setting.torch_python), str(script), json.dumps(spec), str(result)]
-        await watch.start("trainer", command, environment=_threads(setting.threads), name="torch")
+        await watch.start("trainer", command, environment=_environment(setting), name="torch")
         await watch.finish("torch", seconds=setting.timeout_seconds)
     return _measured(watch, json.loads(result.read_text()))
 
@@ -200,7 +201,7 @@ async def stage(name: str, setting: Setting, directory: Path, **options: Any) ->
     result = directory / f"{name}.json"
     command = [sys.executable, "-m", "trainer.benchmark.stages", name, json.dumps(spec), str(result)]
     async with watching(directory) as watch:
-        await watch.start("trainer", command, environment=_threads(setting.threads), name=name)
+        await watch.start("trainer", command, environment=_environment(setting), name=name)
         await watch.finish(name, seconds=setting.timeout_seconds)
     return _measured(watch, json.loads(result.read_text()))
 
@@ -230,6 +231,10 @@ def torch_version(python: Path) -> str:
         last = (done.stderr.strip().splitlines() or ["it failed"])[-1]
         raise PeerError(f"--torch-python {python}: {last}. It needs torch, pyarrow and numpy.")
     return done.stdout.strip().splitlines()[-1]
+
+
+def _environment(setting: Setting) -> dict[str, str]:
+    return _threads(setting.threads) | dict(setting.environment)
 
 
 def _threads(number: int) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deploy import cli
 from trainer.benchmark import runs
 from trainer.benchmark.report import Report
 from trainer.benchmark.watch import Pass, RunError, watching
@@ -170,15 +171,33 @@ def test_interrupted_leaves_nothing(
     assert [path.name[:5] for path in work.iterdir()] == ["rows-"]
 
 
-def test_a_python_without_torch_is_refused() -> None:
-    command = [sys.executable, "-m", "deploy.cli", "bench", "train", "--torch-python", "/bin/false"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 64
-    assert "--torch-python /bin/false" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--torch-python", "/bin/false"], "--torch-python /bin/false: it failed"),
+        (["train", "--torch-python", "/no/such/python"], "--torch-python /no/such/python: "),
+        (["train", "--only", "torch-bf16"], "nothing to run: torch-bf16 needs --torch-python"),
+        (["train", "--env", "oops"], "--env oops: write NAME=VALUE"),
+        (["train", "--passes", "1"], "--passes"),
+        (["ps", "--keys", "2000", "--table-keys", "1k"], "--keys 2000: a call cannot have more keys"),
+        (["compare", "/no/such/folder", "/no/such/folder"], "no benchmark report"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_runs(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["bench", *words]) == 64
+    assert message in capsys.readouterr().err
 
 
-def test_only_systems_that_cannot_run_is_refused() -> None:
-    command = [sys.executable, "-m", "deploy.cli", "bench", "train", "--only", "torch-bf16"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 64
-    assert "nothing to run: torch-bf16 needs --torch-python" in done.stderr
+def test_environment_reaches_every_process(tmp_path: Path) -> None:
+    planned = options(tmp_path, environment={"A_VARIABLE": "here"}).setting()
+
+    async def run() -> str:
+        async with watching(tmp_path) as watch:
+            code = "import os; print(os.environ['A_VARIABLE'])"
+            await watch.start("trainer", [sys.executable, "-c", code], environment=planned.environment)
+            await watch.finish("trainer", seconds=60)
+            return watch.log("trainer").read_text()
+
+    assert asyncio.run(run()) == "here\n"
