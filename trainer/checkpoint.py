@@ -239,9 +239,11 @@ def _write(path: Path, text: str) -> None:
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
+    """Files by name. Hidden ones are of no account: a load may stage copies beside a table, and be killed."""
     for file in sorted(path.rglob("*")):
-        if file.is_file():
-            yield file.relative_to(path).as_posix(), file
+        relative = file.relative_to(path)
+        if file.is_file() and not any(part.startswith(".") for part in relative.parts):
+            yield relative.as_posix(), file
 
 
 def _hash(path: Path) -> str:

@@ -98,6 +98,9 @@ class CheckpointConfig(_Section):
     keep: int = Field(default=3, ge=1)
     """How many committed checkpoints to keep; older ones are removed after a newer one is committed."""
 
+    on_failure: Literal["continue", "stop"] = "continue"
+    """What a checkpoint that cannot be saved does to a running job. One at the end of training that fails ends it."""
+
 
 class JobConfig(_Section):
     """A whole job. Everything has a default but `name` and `data`."""

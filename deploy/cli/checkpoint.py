@@ -1,6 +1,7 @@
-"""``paddlewheel checkpoint``: what was saved, and whether it is whole."""
+"""``paddlewheel checkpoint``: what was saved, whether it is whole, and how it differs; or a new one now."""
 
-import json as json_module
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,11 +9,18 @@ from cyclopts import App, Parameter
 
 from deploy.cli.arguments import Json, answer
 
-app = App(name="checkpoint", help="List and verify checkpoints.")
+EXIT_FIX_JOB = 64
+
+app = App(name="checkpoint", help="Look at checkpoints, rewrite them, or ask a running job for one.")
 
 Directory = Annotated[
     Path, Parameter(help="Folder of checkpoints (`checkpoint.directory` of the job), or one step-<n> folder.")
 ]
+Folder = Annotated[Path, Parameter(help="A checkpoint (its step-<n> folder).")]
+
+
+class CheckpointFailedError(RuntimeError):
+    """The running job made no checkpoint."""
 
 
 @app.command
@@ -23,15 +31,86 @@ def ls(directory: Directory, *, json: Json = False) -> None:
 
 
 @app.command
-def verify(directory: Directory, *, json: Json = False) -> None:
-    """Read every file of the checkpoints of a folder and compare it with its manifest; exit code 64 at damage."""
+def verify(directory: Directory, *, json: Json = False) -> int:
+    """Read every byte of the checkpoints of a folder and compare it with its manifest.
+
+    Any changed byte, missing file or file too many is found; exit code 64 then.
+    """
     from trainer import checkpoint
 
-    paths = _committed(directory)
-    for path in paths:
-        checkpoint.read(path)
-    rows = [_facts(path) for path in paths]
-    answer(rows, json=json, text=lambda: "\n".join(f"{_line(row)}  whole" for row in rows))
+    rows = []
+    for path in _committed(directory):
+        row = _facts(path)
+        try:
+            checkpoint.read(path)
+        except checkpoint.CheckpointError as error:
+            row["damage"] = str(error)
+        rows.append(row)
+
+    def text() -> str:
+        return "\n".join(row["damage"] if row.get("damage") else f"{_line(row)}  whole" for row in rows)
+
+    answer(rows, json=json, text=text)
+    return EXIT_FIX_JOB if any(row.get("damage") for row in rows) else 0
+
+
+@app.command
+def now(
+    address: Annotated[str, Parameter(help="HOST:PORT of the coordinator of the running job.")],
+    *,
+    timeout_seconds: Annotated[float, Parameter(help="How long to wait until it is committed.")] = 600.0,
+    json: Json = False,
+) -> None:
+    """Ask a running job for a checkpoint at its next step, and wait until it is committed."""
+    found = asyncio.run(_ask(address, timeout_seconds))
+    answer(found, json=json, text=lambda: str(found["path"]))
+
+
+@app.command
+def diff(first: Folder, second: Folder, *, json: Json = False) -> int:
+    """Compare two checkpoints: job, rows seen, dense parameters, and every key of every table.
+
+    Exit code 0 when they hold the same model, 1 when they differ.
+    """
+    from deploy import comparison
+
+    found = comparison.compare(first, second)
+    answer(found.to_json(), json=json, text=lambda: "\n".join(found.lines()))
+    return 0 if found.same_model else 1
+
+
+@app.command
+def prune(
+    directory: Annotated[Path, Parameter(help="Folder of checkpoints.")],
+    *,
+    keep: Annotated[int, Parameter(help="How many of the newest to keep; the best one stays in any case.")] = 1,
+    json: Json = False,
+) -> None:
+    """Remove all but the newest checkpoints of a folder. Not while a job writes to it."""
+    from trainer import checkpoint
+    from trainer.coordinator.resume import sole_use
+
+    if keep < 1:
+        raise checkpoint.CheckpointError("--keep must be at least 1: remove the folder itself to remove everything")
+    _committed(directory)
+    with sole_use(directory):
+        removed = [str(path) for path in checkpoint.prune(directory, keep)]
+    answer(removed, json=json, text=lambda: "\n".join(f"removed {path}" for path in removed) or "nothing to remove")
+
+
+@app.command
+def reshard(
+    source: Folder,
+    target: Annotated[Path, Parameter(help="The new checkpoint's folder: step-<n> of the same step, not there yet.")],
+    *,
+    shards: Annotated[int, Parameter(help="Shards of every table; a multiple of the number of servers.")],
+    json: Json = False,
+) -> None:
+    """Copy a checkpoint with another number of shards. (Servers do this by themselves when they restore one.)"""
+    from deploy import comparison
+
+    path = comparison.reshard(source, target, shards)
+    answer(_facts(path), json=json, text=lambda: _line(_facts(path)))
 
 
 def _committed(directory: Path) -> list[Path]:
@@ -48,16 +127,49 @@ def _committed(directory: Path) -> list[Path]:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    manifest = json_module.loads((path / "MANIFEST.json").read_text(encoding="utf-8"))
+    from trainer import checkpoint
+
+    try:
+        manifest, cursor = checkpoint.read_manifest(path), checkpoint.read_cursor(path)
+    except (checkpoint.CheckpointError, OSError, ValueError) as error:
+        return {"path": str(path), "damage": str(error)}
     return {
         "path": str(path),
         "step": manifest["step"],
         "job": manifest.get("job"),
+        "epoch": cursor.get("position", {}).get("epoch"),
+        "rows": cursor.get("rows"),
         "keys": {name: table["keys"] for name, table in manifest.get("tables", {}).items()},
         "bytes": sum(file["bytes"] for file in manifest["files"].values()),
+        "time": (path / "MANIFEST.json").stat().st_mtime,
     }
 
 
 def _line(row: dict[str, Any]) -> str:
-    keys = ", ".join(f"{name}: {number:,} keys" for name, number in row["keys"].items())
-    return f"{row['path']}  {row['bytes'] / (1 << 20):,.1f} MiB  {keys}"
+    if "step" not in row:
+        return f"{row['path']}  DAMAGED: {row['damage']}"
+    parts: Iterator[str] = (f"{name}: {number:,} keys" for name, number in row["keys"].items())
+    rows = f"{row['rows']:,} rows" if row["rows"] is not None else ""
+    return "  ".join(filter(None, [row["path"], f"{row['bytes'] / (1 << 20):,.1f} MiB", rows, ", ".join(parts)]))
+
+
+async def _ask(address: str, timeout_seconds: float) -> dict[str, Any]:
+    import grpc
+
+    from deploy.cli.status import NoCoordinatorError
+    from trainer.coordinator import coordinator_pb2 as pb
+    from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+    from trainer.coordinator.security import Security
+
+    security = Security.from_environment()
+    async with security.channel(address) as channel:
+        stub = pb_grpc.CoordinatorStub(channel)
+        request = pb.CheckpointRequest(timeout_seconds=timeout_seconds)
+        try:
+            reply = await stub.CheckpointNow(request, metadata=security.metadata, timeout=timeout_seconds + 10)
+        except grpc.aio.AioRpcError as error:
+            details = f"{error.code().name.lower()}, {error.details()}"
+            raise NoCoordinatorError(f"no coordinator answers at {address}: {details}") from None
+    if not reply.committed:
+        raise CheckpointFailedError(f"no checkpoint: {reply.error}")
+    return {"step": reply.step, "path": reply.path}

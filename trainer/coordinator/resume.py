@@ -202,6 +202,8 @@ def _start_from(path: Path, plan: JobPlan) -> Start:
 
 def _clear_leftovers(directory: Path) -> None:
     """Removes what a coordinator or trainer that was killed left half-done; finishes a rename that it had begun."""
+    for staged in [hidden for path in checkpoint.committed(directory) for hidden in path.rglob(".*")]:
+        shutil.rmtree(staged, ignore_errors=True)  # copies that a load was about to read
     for path in directory.iterdir():
         replaced = _REPLACED.fullmatch(path.name)
         if replaced and not (directory / f"step-{replaced[1]}").exists():

@@ -136,6 +136,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     "exit_code": outcome.exit_code,
                     "cause": outcome.cause,
                     "culprit": outcome.culprit,
+                    "rows": self._control.progress.get("rows", 0),
                 }
                 self._record(record | ({"result": self._control.result} if self._control.result else {}))
                 self._note("debug", f"the job is over: {outcome.cause or 'done'}")
@@ -458,7 +459,8 @@ def _serve_page(plan: JobPlan, page: StatusPage, target: TargetFile | None) -> W
 
 def _begin_journal(journal: Journal, plan: JobPlan, start: resume.Start, records: list[dict[str, Any]]) -> None:
     """Says that a run begins; and what the coordinator before this one committed without living to write it down."""
-    journal.write({"what": "run", "mode": plan.mode, "restore": str(start.path) if start.path else None})
+    restore = str(start.path) if start.path else None
+    journal.write({"what": "run", "mode": plan.mode, "resume": plan.resume, "restore": restore})
     if start.cursor is None:
         return
     known = {record["draft"] for record in records if record["what"] == "committed"}

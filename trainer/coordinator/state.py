@@ -787,8 +787,16 @@ class Control:
         elif seat.child is ChildState.READY and seat.member.role is Role.TRAINER and self.phase is Phase.RUNNING:
             limit = self.limits.save_seconds if busy else self.limits.step_seconds
             if now - seat.moved_at > limit:
-                doing = seat.child_phase or "training"
-                self._fail(Cause(Weight.LOSS, f"made no progress for {limit:g} s (it was {doing})", seat.member), now)
+                self._fail(self._cause_of_standstill(seat, limit, now), now)
+
+    def _cause_of_standstill(self, seat: Seat, limit: float, now: float) -> Cause:
+        """One stuck trainer holds up all others, in the next AllReduce: then nobody can say which it is."""
+        doing = seat.child_phase or "training"
+        text = f"made no progress for {limit:g} s (it was {doing})"
+        others = [s for s in self.seats_of(Role.TRAINER) if s is not seat and s.child is ChildState.READY]
+        if any(now - other.moved_at > limit / 2 for other in others):
+            return Cause(Weight.LOSS, f"no trainer made progress for {limit:g} s ({seat.member} was {doing})")
+        return Cause(Weight.LOSS, text, seat.member)
 
     def _lose(self, seat: Seat, how: str, now: float) -> None:
         had_child = seat.has_child

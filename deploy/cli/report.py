@@ -1,0 +1,76 @@
+"""``paddlewheel report``: the proof that every row was trained once, and what losses have cost."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from deploy.cli.arguments import Json, answer
+
+if TYPE_CHECKING:
+    from trainer.coordinator.history import IncarnationStory, Report
+
+EXIT_FIX_JOB = 64
+
+
+def report(
+    run_dir: Annotated[Path, Parameter(help="The run folder of a job (`run_dir`).")], *, json: Json = False
+) -> int:
+    """Prove from a run's journal how often each row was trained in the final model, and tell what losses have cost.
+
+    Exit code 0 when no row was trained twice or left out; 64 otherwise.
+    """
+    from trainer.coordinator import history
+
+    found = history.report(run_dir)
+    answer(found.to_json(), json=json, text=lambda: "\n".join(_lines(found)))
+    return 0 if found.exact else EXIT_FIX_JOB
+
+
+def _lines(found: "Report") -> Iterator[str]:
+    from deploy.display import duration
+
+    for proof in found.epochs:
+        skipped = f", {proof.num_skipped:,} of them in steps that were skipped" if proof.num_skipped else ""
+        if proof.is_exact:
+            said = f"each of {proof.num_rows:,} rows once{skipped}"
+        elif proof.epoch >= found.current_epoch and not proof.num_repeated:
+            said = f"{proof.num_trained:,} of {proof.num_rows:,} rows so far, each once{skipped}"
+        else:
+            said = f"NOT EXACT: {proof.num_repeated:,} rows again, {proof.num_missing:,} of {proof.num_rows:,} left out"
+        yield f"epoch {proof.epoch + 1}: {said}"
+    if not found.steps:
+        yield "no checkpoint was committed, so nothing is proven"
+    else:
+        newest = f"{len(found.steps)} checkpoints lead to step {found.steps[-1]}"
+        failed = f", {found.num_failed_checkpoints} failed" if found.num_failed_checkpoints else ""
+        yield f"{newest}; saving took {duration(found.checkpoint_seconds)} in all{failed}"
+    for story in found.incarnations:
+        yield from _incarnation(story)
+    lost = [
+        story for story in found.incarnations if story.rows_replayed or story.down_seconds or story.repeated_seconds
+    ]
+    if lost:
+        rows = sum(story.rows_replayed or 0 for story in lost)
+        unknown = " (and those of a lost coordinator)" if any(story.rows_replayed is None for story in lost) else ""
+        seconds = sum(story.down_seconds + story.repeated_seconds for story in lost)
+        yield f"losses cost {duration(seconds)}: {rows:,} rows{unknown} were trained again"
+    if found.outcome is not None:
+        cause = f": {found.outcome['cause']}" if found.outcome["cause"] else ""
+        yield f"the last run ended with exit code {found.outcome['exit_code']}{cause}"
+    if not found.exact:
+        yield "THE MODEL HAS NOT SEEN EACH ROW ONCE"
+
+
+def _incarnation(story: "IncarnationStory") -> Iterator[str]:
+    from deploy.display import duration
+
+    begin = f"from step {story.restored}" if story.restored is not None else "from nothing"
+    roles = f"{story.num_servers} servers, {story.num_trainers} trainers"
+    lived = duration(story.ended - story.began) if story.ended is not None else "so far"
+    yield f"incarnation {story.number}: {begin}, {roles}, {story.num_checkpoints} checkpoints, {lived}"
+    if story.cause:
+        again = "an unknown number of" if story.rows_replayed is None else f"{story.rows_replayed:,}"
+        cost = f"{again} rows again, {duration(story.down_seconds)} until training went on"
+        yield f"    ended because {story.cause}" + (f"; {cost}" if story.down_seconds else "")

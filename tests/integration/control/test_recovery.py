@@ -1,0 +1,171 @@
+"""Real processes, fake children: whatever is lost, the job goes on from its checkpoints and trains each row once.
+
+What a fake trainer restores is the list of rows that its model has seen; fake_child.py checks it against the cursor.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.control.jobs import LONG, Job
+from trainer import checkpoint
+
+EVERY_10 = {"checkpoint": {"every_steps": 10}}
+SLOW = {"*": {"steps": 100, "step_seconds": 0.05}}
+
+
+def seen(path: Path) -> list[list[int]]:
+    """The model: every row it has been trained on."""
+    spans: list[list[int]] = json.loads((checkpoint.read(path).sparse / "seen.json").read_text())
+    return sorted(spans)
+
+
+def assert_each_row_once(job: Job, *, steps: int, epochs: int = 1) -> None:
+    report = job.report()
+    assert report.exact, report
+    assert [proof.num_rows for proof in report.epochs] == [steps * 100] * epochs
+    newest = checkpoint.latest(job.run_dir / "checkpoints")
+    assert newest is not None
+    rows = {(epoch, index, row) for epoch, index, start, n in seen(newest) for row in range(start, start + n)}
+    assert len(rows) == sum(n for *_, n in seen(newest)) == steps * 100 * epochs
+    assert not list((job.run_dir / "checkpoints").glob(".*"))
+
+
+def test_a_job_goes_on_from_its_checkpoint_after_losses(start_job: Callable[..., Job]) -> None:
+    """A trainer is killed in training; then trainer 0 in the middle of a save, and in the middle of a load."""
+    plan = {
+        "*": {"steps": 40},
+        "trainer 1": {"at_step": 17, "do": "kill", "incarnations": [1]},
+        "trainer 0": {"at": "loading", "do": "kill", "incarnations": [2]},
+        "pserver 1": {"at": "start", "do": "kill", "incarnations": [3]},
+    }
+    job = start_job(plan, {**EVERY_10, "train": {"epochs": 2}}, max_restarts=3)
+    outcome = job.finish(100)
+    assert outcome["exit_code"] == 0, outcome
+    assert outcome["num_restarts"] == 3
+    assert_each_row_once(job, steps=40, epochs=2)
+    report = job.report()
+    assert [story.number for story in report.incarnations] == [1, 2, 3, 4]
+    assert [story.restored for story in report.incarnations] == [None, 10, 10, 10]
+    assert "trainer 1 was killed by SIGKILL" in report.incarnations[0].cause
+    assert (report.incarnations[0].rows_replayed or 0) > 0
+    assert report.incarnations[0].down_seconds > 0
+
+
+@pytest.mark.parametrize("moment", ["saving", "committed", "cursor"])
+def test_a_trainer_lost_in_a_save(start_job: Callable[..., Job], moment: str) -> None:
+    job = start_job({"trainer 0": {"at": moment, "do": "kill", "incarnations": [1]}}, max_restarts=1)
+    assert job.finish(100)["exit_code"] == 0
+    assert_each_row_once(job, steps=10)
+    assert [story.restored for story in job.report().incarnations] == [None, 6 if moment == "committed" else None]
+
+
+def test_a_lost_coordinator_is_started_again(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:
+    job = start_job(SLOW, EVERY_10, max_restarts=2)
+    eventually(job.has("committed", 2), seconds=60)
+    job.coordinator().kill()
+    outcome = job.finish(100)
+    assert outcome["exit_code"] == 0, outcome
+    assert outcome["num_restarts"] == 1
+    assert_each_row_once(job, steps=100)
+    assert job.report().incarnations[0].culprit == "coordinator"
+
+
+def test_a_failed_save_does_not_end_training_but_a_last_one_does(start_job: Callable[..., Job]) -> None:
+    job = start_job(
+        {"*": {"steps": 30}, "trainer 0": {"at": "saving", "do": "full", "incarnations": [1]}}, EVERY_10, max_restarts=1
+    )
+    outcome = job.finish(100)
+    assert outcome["exit_code"] == 0, outcome
+    assert_each_row_once(job, steps=30)
+    report = job.report()
+    assert report.num_failed_checkpoints >= 2
+    assert "No space left on device" in report.incarnations[0].cause
+    assert "No space left" in job.errors
+
+
+def test_a_failed_save_ends_training_if_the_job_says_so(start_job: Callable[..., Job]) -> None:
+    job = start_job(
+        {"*": {"steps": 30}, "trainer 0": {"at": "saving", "do": "full"}},
+        {"checkpoint": {"every_steps": 3, "on_failure": "stop"}},
+    )
+    outcome = job.finish(100)
+    assert outcome["exit_code"] == 75
+    assert "could not save the checkpoint of step 3" in outcome["cause"]
+    assert checkpoint.latest(job.run_dir / "checkpoints") is None
+
+
+def test_a_stopped_job_saves_goes_on_and_is_not_trained_twice(
+    start_job: Callable[..., Job], eventually: Callable[..., None]
+) -> None:
+    first = start_job(SLOW)
+    eventually(first.is_running, seconds=60)
+    eventually(first.has("running"), seconds=60)
+    time.sleep(0.5)  # some rows, whatever the machine does
+    first.process.send_signal(signal.SIGTERM)
+    outcome = first.finish(60)
+    assert outcome["exit_code"] == 143
+    saved = checkpoint.latest(first.run_dir / "checkpoints")
+    assert saved is not None
+    assert 0 < len(seen(saved)) < 100
+    # another number of trainers goes on
+    second = start_job(SLOW, {"cluster": {"trainers": 3, "servers": 1}})
+    assert second.finish(100)["exit_code"] == 0
+    assert_each_row_once(second, steps=100)
+    assert second.report().incarnations[1].restored == int(saved.name[5:])
+    third = start_job(SLOW)
+    outcome = third.finish(60)
+    assert outcome["exit_code"] == 0
+    assert "trained already" in third.errors
+    assert len(third.records("incarnation")) == 2
+    # a job that was changed is refused, unless one says what is meant
+    changed = {"train": {"dense": {"learning_rate": 0.5}}}
+    fourth = start_job(SLOW, changed)
+    _, errors = fourth.process.communicate(timeout=60)
+    assert "train.dense.learning_rate: 0.001 before, 0.5 now" in errors
+    fifth = start_job({"*": {"steps": 7}}, {**changed, "resume": "never"})
+    assert fifth.finish(100)["exit_code"] == 0
+    assert_each_row_once(fifth, steps=7)
+    aside = list((fifth.run_dir / "checkpoints").glob("set-aside-*/step-*"))
+    assert saved.name in {path.name for path in aside}
+
+
+def test_a_damaged_checkpoint_is_put_aside(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:
+    first = start_job(SLOW, EVERY_10)
+    eventually(first.has("committed", 2), seconds=60)
+    first.process.kill()
+    first.process.communicate()
+    newest = checkpoint.latest(first.run_dir / "checkpoints")
+    assert newest is not None
+    part = newest / "sparse" / "seen.json"
+    content = bytearray(part.read_bytes())
+    content[-3] ^= 1
+    part.write_bytes(content)
+    second = start_job(SLOW, EVERY_10)
+    assert second.finish(100)["exit_code"] == 0
+    assert f"put aside as {newest.name}.damaged" in second.errors
+    assert (newest.parent / f"{newest.name}.damaged").is_dir()
+    assert second.report().exact
+
+
+def test_a_checkpoint_on_demand(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:
+    job = start_job({"*": {**LONG, "step_seconds": 0.05}}, {"checkpoint": {"every_minutes": 0.05}})
+    eventually(job.has("running"), seconds=60)
+    eventually(job.has("committed"), seconds=60)  # by the clock
+    command = [sys.executable, "-m", "deploy.cli", "checkpoint", "now", job.address(), "--json"]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert asked.returncode == 0, asked.stderr
+    path = Path(json.loads(asked.stdout)["path"])
+    assert checkpoint.read(path).cursor["step"] == json.loads(asked.stdout)["step"]
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish()["exit_code"] == 130
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert asked.returncode == 75
