@@ -242,6 +242,9 @@ class DataConfig(_Section):
     group: str | None = None
     """Column (a user, a query) by which grouped metrics are computed."""
 
+    report_by: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    """Columns for whose values evaluation also reports the metrics one by one. Read in evaluation only."""
+
     partitions: Literal["hive", "none"] = "hive"
     """`hive`: folders named `key=value` give columns."""
 

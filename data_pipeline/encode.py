@@ -50,6 +50,8 @@ class Rows:
     weight_N: npt.NDArray[np.float32] | None
     group_N: UInt64 | None
     bad_N: Bool
+    report_by: dict[str, npt.NDArray[np.object_]] = field(default_factory=dict)
+    """Per column of `data.report_by`: values as text, None for null."""
     truncated: Counter[str] = field(default_factory=Counter)
     """Ids left out because a list was longer than `max_length`, by feature."""
 
@@ -69,6 +71,7 @@ class Rows:
             weight_N=None if config.sample_weight is None else np.empty(num_rows, dtype=np.float32),
             group_N=None if config.group is None else np.empty(num_rows, dtype=np.uint64),
             bad_N=np.zeros(num_rows, dtype=bool),
+            report_by={c: np.empty(num_rows, dtype=object) for c in config.report_by},
         )
 
 
@@ -219,6 +222,10 @@ class Encoder:
                 wrong |= mask
             if wrong.any():
                 reject(wrong, config.sample_weight, array, "a sample weight must be finite and not negative")
+        for column, values_N in into.report_by.items():
+            text = plain(columns[column])
+            text = text if pat.is_binary(text.type) else text.cast(pa.string())
+            values_N[at] = text.to_numpy(zero_copy_only=False)
         if into.group_N is not None:
             assert config.group is not None
             array = columns[config.group]

@@ -368,6 +368,7 @@ class Loader:
             spans=tuple(spans),
             sample_weight_B=gather(lambda rows: rows.weight_N) if self._config.sample_weight is not None else None,
             group_B=gather(lambda rows: rows.group_N) if self._config.group is not None else None,
+            report_by={c: gather(lambda rows, c=c: rows.report_by[c]) for c in self._config.report_by},  # type: ignore[misc]
             num_skipped_rows=places - num_rows,
         )
 

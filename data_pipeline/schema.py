@@ -73,6 +73,7 @@ def columns_needed(config: DataConfig) -> tuple[str, ...]:
         if feature.weights is not None:
             names.append(feature.weights)
     names += [c for c in (config.sample_weight, config.group) if c is not None]
+    names += config.report_by
     return tuple(dict.fromkeys(names))
 
 
@@ -80,6 +81,7 @@ def absent_columns(config: DataConfig) -> frozenset[str]:
     """Columns that a file may lack, because the job says what then holds."""
     allowed = {c for block in config.dense if block.absent is not None for c in block.columns}
     needed = set(config.labels) | {c for c in (config.sample_weight, config.group) if c is not None}
+    needed |= set(config.report_by)
     for feature in config.sparse:
         if feature.absent == "missing":
             allowed |= set(feature.columns)
@@ -131,6 +133,11 @@ def check_file(name: str, schema: pa.Schema, partitions: Iterable[str], config: 
             got = found[feature.weights]
             if got.kind not in ("float", "integer", "null") or not (got.is_list or got.kind == "null"):
                 raise DataError(f"{name}: column {feature.weights!r} is {got.type}, a list of numbers is needed")
+    for column in config.report_by:
+        if found[column].kind == "other" or found[column].is_list:
+            raise DataError(
+                f"{name}: column {column!r} of data.report_by is {found[column].type}, a value a row is needed"
+            )
     if config.group is not None and found[config.group].kind not in (*_EXACT, "null"):
         raise DataError(
             f"{name}: column {config.group!r} is {found[config.group].type}, integers or strings are needed"

@@ -115,7 +115,7 @@ class Incarnation:
         used = {name: job.tables[name] for name in job.data.tables}
         self._datasets = {"eval": Dataset.open(job.data.eval, job.data)} if job.data.eval else {}
         if spec.mode == "train":
-            self._datasets["train"] = Dataset.open(job.data.train, job.data)
+            self._datasets["train"] = Dataset.open(job.data.train, self._train_data)
         self._sync = DenseSync(spec.rank, spec.num_trainers, spec.store, interface=spec.interface)
         self._client = resources.enter_context(
             Client(
@@ -263,7 +263,7 @@ class Incarnation:
             slices = assign(left, spec.num_trainers, spec.rank, done)
         synchronous = job.train.max_staleness_steps == 0 and spec.num_trainers > 1
         with (
-            Loader(data, job.data, slices, seed=job.seed, epoch=epoch, resume=done) as loader,
+            Loader(data, self._train_data, slices, seed=job.seed, epoch=epoch, resume=done) as loader,
             Exchange(
                 self._client,
                 self._sampled(iter(loader), epoch),
@@ -349,6 +349,11 @@ class Incarnation:
             self._reported = now
             self._report()
             self._loop.running.decay(0.98)
+
+    @property
+    def _train_data(self) -> DataConfig:
+        """What training reads: not the columns that only evaluation reports by."""
+        return self._spec.job.data.model_copy(update={"report_by": ()})
 
     @property
     def _total_rows(self) -> int:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from data_pipeline.batch import Batch
 from trainer.evaluate import Scores, merge_groups
@@ -50,8 +51,8 @@ def on_all(num_trainers: int, work) -> list:
         return list(pool.map(lambda rank: work(together.member(rank)), range(num_trainers)))
 
 
-def batch_of(label: np.ndarray, group: np.ndarray | None) -> Batch:
-    return Batch(len(label), np.zeros((len(label), 0), np.float32), label, {}, (), group_B=group)
+def batch_of(label: np.ndarray, group: np.ndarray | None, **slices: np.ndarray) -> Batch:
+    return Batch(len(label), np.zeros((len(label), 0), np.float32), label, {}, (), group_B=group, report_by=slices)
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +125,44 @@ def test_without_groups_there_is_no_grouped_auc(rows) -> None:
     scores = Scores(["click"])
     scores.update(batch_of(label[:, :1], None), logit[:, :1])
     assert "gauc" not in on_all(1, scores.merged)[0]
+
+
+@pytest.mark.parametrize("num_trainers", [1, 3])
+def test_slices_by_any_column(rows, num_trainers: int) -> None:
+    logit, label, group = rows
+    device = np.array([None, "null", "phone", "désk", b"\xff"], object)[np.minimum(group // 8, 4).astype(int)]
+
+    def one_trainer(sync: Member) -> dict:
+        scores = Scores(["click"])
+        mine = slice(sync.rank, None, sync.num_trainers)
+        if sync.rank != 2:  # one trainer has no rows at all
+            scores.update(batch_of(label[mine, :1], None, device=device[mine]), logit[mine, :1])
+        return scores.merged(sync)
+
+    reports = on_all(num_trainers, one_trainer)
+    assert all(report["slices"] == reports[0]["slices"] for report in reports)
+    scored = np.arange(900) % num_trainers != 2
+    found = reports[0]["slices"]["device"]
+    assert [r["rows"] for r in found] == sorted((r["rows"] for r in found), reverse=True)
+    assert {r["value"] for r in found} == {None, "null", "phone", "désk", "\\xff"}
+    for report in found:
+        value = b"\xff" if report["value"] == "\\xff" else report["value"]
+        mine = scored & np.array([v == value for v in device])
+        assert (report["rows"], report["positives"]) == (mine.sum(), label[mine, 0].sum())
+        assert report["auc"] == pytest.approx(roc_auc_score(label[mine, 0], logit[mine, 0]), abs=1e-12)
+
+
+def test_only_the_most_frequent_values_are_reported() -> None:
+    scores = Scores(["click"])
+    value = np.array([f"v{i}" for i in range(300)] + ["often"] * 5, object)
+    scores.update(batch_of(np.zeros((305, 1), np.float32), None, page=value), np.zeros((305, 1), np.float32))
+    [report] = on_all(1, scores.merged)
+    assert len(report["slices"]["page"]) == 100
+    assert report["slices"]["page"][0] == {
+        "value": "often",
+        "rows": 5,
+        "positives": 0,
+        "auc": None,
+        "logloss": pytest.approx(np.log(2)),
+        "calibration": None,
+    }
