@@ -23,7 +23,8 @@ class LabelRule(_Section):
     """Which label values are clicks. The default accepts exactly 0, 1, false and true."""
 
     positive: float | None = None
-    """Rows whose label equals this are positive, every other non-null value is negative (-1/1 labels: `positive: 1`)."""
+    """Rows whose label equals this are positive, every other non-null value is negative (-1/1 labels: `positive:
+    1`)."""
 
     at_least: float | None = None
     """Rows whose label is at least this are positive (ratings: `at_least: 4`)."""
@@ -39,7 +40,9 @@ class LabelRule(_Section):
 
 
 class DenseBlock(_Section):
-    """Numeric columns that share one treatment. Order: fill, transform, clip, standardise; the result must be finite."""
+    """Numeric columns that share one treatment. Order: fill, transform, clip, standardise; the result must be
+    finite.
+    """
 
     columns: tuple[str, ...] = Field(min_length=1)
     """Column names, in the order in which they reach the model."""
@@ -70,8 +73,8 @@ class Bucketize(_Section):
     """Turns a number into a bucket, which is then a sparse id."""
 
     kind: Literal["boundaries", "quantiles", "log_square"] = "log_square"
-    """`boundaries`: the given edges. `quantiles`: edges found by `paddlewheel data fit`. `log_square`: floor(log(x)^2) above 2,
-    floor(x) at and below 2 (well suited to counts)."""
+    """`boundaries`: the given edges. `quantiles`: edges found by `paddlewheel data fit`. `log_square`:
+    floor(log(x)^2) above 2, floor(x) at and below 2 (well suited to counts)."""
 
     boundaries: tuple[float, ...] = ()
     """Rising edges; bucket i holds edge[i-1] <= x < edge[i]."""
@@ -108,18 +111,19 @@ class SparseFeature(_Section):
     """Column that holds the ids; the feature's name if not given."""
 
     cross: tuple[str, ...] = ()
-    """Instead of `column`: columns whose joint value is the id (single-valued; null in any of them means no feature)."""
+    """Instead of `column`: columns whose joint value is the id (single-valued; null in any of them means no
+    feature)."""
 
     type: Literal["integer", "string"] | None = None
-    """How values are read. Not given: as every file's footer says, which must then agree. `string` keeps a partition value
-    such as `00`; `integer` parses text exactly."""
+    """How values are read. Not given: as every file's footer says, which must then agree. `string` keeps a partition
+    value such as `00`; `integer` parses text exactly."""
 
     table: str = "default"
     """Embedding table."""
 
     key_space: str | None = None
-    """Features of one key space share the keys of equal values. Not given: the table's name if `table` was given, else the
-    feature's own name."""
+    """Features of one key space share the keys of equal values. Not given: the table's name if `table` was given,
+    else the feature's own name."""
 
     pooling: Literal["sum", "mean", "none"] = "sum"
     """How the embeddings of a multi-valued feature become one vector. `none` keeps the sequence, with a mask."""
@@ -204,8 +208,8 @@ class Shuffle(_Section):
     """Rows that are held and mixed at a time."""
 
     slice_rows: int | None = Field(default=None, ge=1)
-    """Rows of a slice, the unit that is given to a trainer. Not given: about a 200th of the data, a power of two from 256
-    to 65,536."""
+    """Rows of a slice, the unit that is given to a trainer. Not given: about a 200th of the data, a power of two from
+    256 to 65,536."""
 
 
 def _as_blocks(value: Any) -> Any:
@@ -252,7 +256,8 @@ class DataConfig(_Section):
     """A file that cannot be read stops the job, or is left out and counted."""
 
     on_bad_row: Literal["fail", "skip", "quarantine"] = "fail"
-    """A row with an unusable label, weight or number stops the job, is left out and counted, or is also written as Parquet."""
+    """A row with an unusable label, weight or number stops the job, is left out and counted, or is also written as
+    Parquet."""
 
     quarantine_directory: str | None = None
     """Local folder for quarantined rows."""
@@ -286,7 +291,7 @@ class DataConfig(_Section):
                 raise ValueError(f"data: {what} {twice[0]!r} is given twice")
         leaked = set(self.labels) & ({c for f in self.sparse for c in f.columns} | set(self.dense_columns))
         if leaked:
-            raise ValueError(f"data: column {sorted(leaked)[0]!r} is a label and a feature")
+            raise ValueError(f"data: column {min(leaked)!r} is a label and a feature")
         if self.on_bad_row == "quarantine" and self.quarantine_directory is None:
             raise ValueError("data: on_bad_row: quarantine needs quarantine_directory")
         needs_fit = [f.name for f in self.sparse if f.vocabulary or (f.bucketize and f.bucketize.kind == "quantiles")]

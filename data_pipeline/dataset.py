@@ -25,7 +25,9 @@ _STREAM_BYTES_PER_COLUMN = 1_300_000
 
 
 class RowGroup(NamedTuple):
-    """One row group as its footer describes it. Column metadata is never touched: it aborts the process on some files."""
+    """One row group as its footer describes it. Column metadata is never touched: it aborts the process on some
+    files.
+    """
 
     num_rows: int
     num_bytes: int
@@ -109,8 +111,9 @@ class Dataset:
     ) -> "Dataset":
         """Finds the files and checks every footer against the job.
 
-        `on_progress(done, total)` is called from this thread. `require_fitted` is False for the pass that makes `data.fitted`. Raises DataError before anything is read if a path, a file or a
-        column is not usable, or if there is no row at all.
+        `on_progress(done, total)` is called from this thread. `require_fitted` is False for the pass that makes
+        `data.fitted`. Raises DataError before anything is read if a path, a file or a column is not usable, or if
+        there is no row at all.
         """
         if require_fitted:
             Fitted.load(config)
@@ -212,9 +215,9 @@ class Dataset:
 def plan_epoch(dataset: Dataset, seed: int, epoch: int) -> list[Slice]:
     """Order of the slices in an epoch, the same on every machine.
 
-    The data, in file order, is cut into as many lanes of equal rows as rows are mixed from. Row groups are permuted within a lane
-    and lanes take turns, so that any run of consecutive slices is spread evenly over the data, however it is sorted. Slices of one
-    row group keep their order, because a row group is read from its start.
+    The data, in file order, is cut into as many lanes of equal rows as rows are mixed from. Row groups are permuted
+    within a lane and lanes take turns, so that any run of consecutive slices is spread evenly over the data, however
+    it is sorted. Slices of one row group keep their order, because a row group is read from its start.
     """
     slices = dataset.slices()
     if not dataset.config.shuffle.enabled:
@@ -253,8 +256,8 @@ def plan_epoch(dataset: Dataset, seed: int, epoch: int) -> list[Slice]:
 def assign(slices: Sequence[Slice], num_trainers: int, rank: int, done: Mapping[int, int] | None = None) -> list[Slice]:
     """The part of a plan that trainer `rank` reads, in the plan's order.
 
-    Parts are disjoint, complete, and differ by at most the largest slice in rows still to do. Slices of a row group stay together
-    where that balance allows. `done` holds rows that were already trained, by slice index.
+    Parts are disjoint, complete, and differ by at most the largest slice in rows still to do. Slices of a row group
+    stay together where that balance allows. `done` holds rows that were already trained, by slice index.
     """
     if not 0 <= rank < num_trainers:
         raise ValueError(f"rank {rank} is not below num_trainers {num_trainers}")
@@ -263,7 +266,8 @@ def assign(slices: Sequence[Slice], num_trainers: int, rank: int, done: Mapping[
     done = done or {}
     left = [s.num_rows - done.get(s.index, 0) for s in slices]
     share = -(-sum(left) // num_trainers)
-    # Whole row groups, in the plan's order, to whoever has the fewest rows; one that exceeds a share is cut into neighbours.
+    # Whole row groups, in the plan's order, to whoever has the fewest rows; one that exceeds a share is cut into
+    # neighbours.
     groups: dict[tuple[int, int], list[int]] = {}
     for place, piece in enumerate(slices):
         groups.setdefault((piece.file, piece.row_group), []).append(place)

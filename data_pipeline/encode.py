@@ -17,7 +17,6 @@ import pyarrow.types as pat
 
 from data_pipeline import keys
 from data_pipeline.config import DataConfig, DenseBlock, SparseFeature
-from data_pipeline.errors import DataError
 from data_pipeline.fitted import Fitted
 
 UInt64 = npt.NDArray[np.uint64]
@@ -100,7 +99,9 @@ def _raw(array: pa.Array, dtype: Any) -> Array:
 
 
 def numpy_dtype(kind: pa.DataType) -> Any:
-    """How NumPy calls a number type; timestamps and durations are int64 as stored. (Arrow's own answer needs pandas.)"""
+    """How NumPy calls a number type; timestamps and durations are int64 as stored. (Arrow's own answer needs
+    pandas.)
+    """
     letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
     return np.dtype(f"{letter}{kind.bit_width // 8}")
 
@@ -119,7 +120,7 @@ def integers(array: pa.Array) -> Array:
 def patterns(array: pa.Array) -> UInt64:
     """Integers as 64-bit two's complement patterns (a new array)."""
     values = integers(array)
-    if values.dtype == np.uint64 or values.dtype == np.int64:
+    if values.dtype.itemsize == 8:
         return values.view(np.uint64).copy()
     if values.dtype.kind == "u":
         return values.astype(np.uint64)
@@ -212,29 +213,32 @@ class Encoder:
         for feature in config.sparse:
             if feature.multi_valued:
                 into.lists[feature.name].append(self.list_keys(feature, columns, num_rows, into.truncated, reject))
-        if into.weight_N is not None:
-            assert config.sample_weight is not None
-            array = columns[config.sample_weight]
-            values, mask = numbers(array)
-            into.weight_N[at] = values
-            wrong = ~np.isfinite(into.weight_N[at]) | (values < 0)
-            if mask is not None:
-                wrong |= mask
-            if wrong.any():
-                reject(wrong, config.sample_weight, array, "a sample weight must be finite and not negative")
+        if config.sample_weight is not None and into.weight_N is not None:
+            self._sample_weight(columns[config.sample_weight], config.sample_weight, into.weight_N[at], reject)
         for column, values_N in into.report_by.items():
             text = plain(columns[column])
             text = text if pat.is_binary(text.type) else text.cast(pa.string())
             values_N[at] = text.to_numpy(zero_copy_only=False)
-        if into.group_N is not None:
-            assert config.group is not None
-            array = columns[config.group]
-            group = self._value_keys(array, self._group_seed, None, 0)
-            gaps = nulls(array)
-            if gaps is not None:
-                group[gaps] = 0
-            into.group_N[at] = group
+        if config.group is not None and into.group_N is not None:
+            into.group_N[at] = self._group(columns[config.group])
         return reasons
+
+    @staticmethod
+    def _sample_weight(array: pa.Array, column: str, out: Array, reject: Reject) -> None:
+        values, mask = numbers(array)
+        out[:] = values
+        wrong = ~np.isfinite(out) | (values < 0)
+        if mask is not None:
+            wrong |= mask
+        if wrong.any():
+            reject(wrong, column, array, "a sample weight must be finite and not negative")
+
+    def _group(self, array: pa.Array) -> UInt64:
+        group = self._value_keys(array, self._group_seed, None, 0)
+        gaps = nulls(array)
+        if gaps is not None:
+            group[gaps] = 0
+        return group
 
     def leave_out(self, into: Rows, at: slice) -> None:
         """Marks rows `at` as bad without values, because they cannot be read."""
@@ -482,7 +486,9 @@ class Encoder:
     def _weights(
         self, feature: SparseFeature, columns: dict[str, pa.Array], lengths: Array, row: Array, reject: Reject
     ) -> npt.NDArray[np.float32]:
-        """Weights of all ids, flat; a row whose two lists differ in length, or with a weight that is no number, is bad."""
+        """Weights of all ids, flat; a row whose two lists differ in length, or with a weight that is no number, is
+        bad.
+        """
         assert feature.weights is not None
         lists = columns.get(feature.weights)
         if lists is None:
@@ -515,7 +521,9 @@ def ragged(starts: Array, lengths: Array) -> tuple[Array, Array]:
 
 
 def _list_parts(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Values of a list array, and per row where it starts in them and its length (0 for null). Scalars are lists of one."""
+    """Values of a list array, and per row where it starts in them and its length (0 for null). Scalars are lists of
+    one.
+    """
     kind = array.type
     num_rows = len(array)
     starts = np.arange(num_rows, dtype=np.int64)

@@ -4,7 +4,6 @@ A folder holds `fitted.json` and, if a feature has a vocabulary, `vocabulary.par
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,8 @@ class Fitted:
         for name, rules in needs(config).items():
             if content["rules"].get(name) != rules:
                 raise DataError(
-                    f"data.fitted: {folder} was made for other settings of {name!r} ({content['rules'].get(name)}, the job says "
+                    f"data.fitted: {folder} was made for other settings of {name!r} "
+                    f"({content['rules'].get(name)}, the job says "
                     f"{rules}); {remedy}"
                 )
         for feature in config.sparse:
@@ -142,7 +142,7 @@ class Fitted:
         }
         temporary = folder / ".fitted.tmp"
         temporary.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(temporary, folder / "fitted.json")
+        temporary.replace(folder / "fitted.json")
 
 
 def needs(config: DataConfig) -> dict[str, str]:

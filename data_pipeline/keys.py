@@ -1,11 +1,13 @@
 """From values to 64-bit keys. This mapping is part of the model format: it never changes.
 
-A key is a function of (key space, value) and nothing else: not of the table, the file, the platform or the numpy version.
+A key is a function of (key space, value) and nothing else: not of the table, the file, the platform or the numpy
+version.
 
 - The seed of a key space is XXH64 of its UTF-8 name.
-- Integers, booleans (0, 1), dates (days), times: the value as a 64-bit two's complement pattern, xor the seed, through the
-  finaliser of splitmix64, which is a bijection. So integers of one space never collide with each other. -1 as int64 and
-  2^64 - 1 as uint64 are the same pattern and the same key: systems without unsigned integers store hashed ids that way.
+- Integers, booleans (0, 1), dates (days), times: the value as a 64-bit two's complement pattern, xor the seed,
+  through the finaliser of splitmix64, which is a bijection. So integers of one space never collide with each other.
+  -1 as int64 and 2^64 - 1 as uint64 are the same pattern and the same key: systems without unsigned integers store
+  hashed ids that way.
 - Timestamps: microseconds since 1970 UTC as an integer, whatever unit the file has; nanoseconds beyond are combined in.
 - Strings and bytes: XXH64 of the bytes with the seed of the space. Any language has this function.
 - Decimals: an integral value within 64 bits is that integer, else the text without trailing zeros.
@@ -86,8 +88,8 @@ def special_key(space: str, what: str) -> np.uint64:
 def unique_keys(keys_N: UInt64) -> tuple[UInt64, npt.NDArray[np.int32]]:
     """Distinct non-zero keys, and for every key 1 + its position among them (0 for key 0).
 
-    Without sorting: keys are well mixed, so their upper bits are a hash. All keys write their place into a table, the last one
-    wins; keys that then read another key's place try again with another hash.
+    Without sorting: keys are well mixed, so their upper bits are a hash. All keys write their place into a table, the
+    last one wins; keys that then read another key's place try again with another hash.
     """
     bits = max(10, int(4 * keys_N.size).bit_length())
     shift = np.uint64(64 - bits)

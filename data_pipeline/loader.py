@@ -1,7 +1,8 @@
 """Slices -> batches, in an order that is a function of (data, seed, epoch) alone.
 
-How rows are mixed: up to `interleave` slices are open at a time; a window takes a block of rows from each of them, permutes the rows
-of each block, and deals the blocks out in a random interleaving. So a position is exact and short: rows handed out per slice.
+How rows are mixed: up to `interleave` slices are open at a time; a window takes a block of rows from each of them,
+permutes the rows of each block, and deals the blocks out in a random interleaving. So a position is exact and short:
+rows handed out per slice.
 
 Shapes: B rows of a batch, N rows of a window, F1 single-valued features, L list length.
 """
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Self
 
 from data_pipeline.batch import Batch, Span, TableKeys
 from data_pipeline.config import DataConfig
@@ -28,7 +30,9 @@ from data_pipeline.reader import RowGroups
 
 
 class Part(NamedTuple):
-    """A block of a slice: rows `start` to `start + num_rows` of it, of which the first `done` (in permuted order) were trained."""
+    """A block of a slice: rows `start` to `start + num_rows` of it, of which the first `done` (in permuted order)
+    were trained.
+    """
 
     slice: Slice
     start: int
@@ -41,8 +45,8 @@ def plan_windows(
 ) -> Iterator[list[Part]]:
     """Cuts slices into blocks and deals these out to windows. Pulls a slice only when its rows are needed.
 
-    Blocks depend on `block_rows` alone: that is what keeps the order of a slice's rows, and so a position, independent of how
-    many trainers there are. Windows that are wholly done are left out.
+    Blocks depend on `block_rows` alone: that is what keeps the order of a slice's rows, and so a position,
+    independent of how many trainers there are. Windows that are wholly done are left out.
     """
     source = iter(slices)
     active: deque[tuple[Slice, int]] = deque()
@@ -106,9 +110,10 @@ class Window:
 class Loader:
     """Iterator of batches over the slices of one trainer.
 
-    `slices` may be lazy: it is asked for a slice only when more rows are needed, in the thread that iterates. `resume` holds rows
-    already handed out by slice index; with the slices of the interrupted run the continuation is identical. All batches are full
-    but the last. Raises DataError for unreadable files and, unless `on_bad_row` says otherwise, for bad rows.
+    `slices` may be lazy: it is asked for a slice only when more rows are needed, in the thread that iterates.
+    `resume` holds rows already handed out by slice index; with the slices of the interrupted run the continuation is
+    identical. All batches are full but the last. Raises DataError for unreadable files and, unless `on_bad_row` says
+    otherwise, for bad rows.
     """
 
     def __init__(
@@ -147,7 +152,8 @@ class Loader:
         self._threads = config.threads if threads is None else threads
         self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, "data") if self._threads else None
         self.counters: Counter[str] = Counter()
-        """`rows` and `skipped_rows` handed out; `bad_rows` and `unreadable_rows` met; `rows_decoded`; `truncated_ids.<feature>`."""
+        """`rows` and `skipped_rows` handed out; `bad_rows` and `unreadable_rows` met; `rows_decoded`;
+        `truncated_ids.<feature>`."""
         self.unreadable: dict[str, str] = {}
         """Files that turned out to be unreadable (`on_bad_file: skip`), with the reason."""
         self._quarantine = None
@@ -184,7 +190,7 @@ class Loader:
             self._pool = None
         self._readers.close()
 
-    def __enter__(self) -> "Loader":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -213,10 +219,7 @@ class Loader:
                 wanted = self._config.batch_rows - gathered
                 here = current.good_N.size - current.taken_good
                 take = min(wanted, here)
-                if here > take:
-                    end = int(current.good_N[current.taken_good + take])
-                else:
-                    end = current.order_N.size
+                end = int(current.good_N[current.taken_good + take]) if here > take else current.order_N.size
                 if end > current.taken:
                     segments.append((current, current.taken, end))
                 current.taken, current.taken_good = end, current.taken_good + take
@@ -303,7 +306,8 @@ class Loader:
         if self._config.on_bad_row == "fail":
             row, why = min(reasons.items())
             raise DataError(
-                f"{file.source.name}: row {first + row}: {why}; {len(reasons)} of {part.num_rows} rows here are unusable "
+                f"{file.source.name}: row {first + row}: {why}; {len(reasons)} of {part.num_rows} rows "
+                "here are unusable "
                 "(data.on_bad_row: skip or quarantine leaves them out)"
             )
         self.counters["bad_rows"] += len(reasons)
@@ -320,10 +324,10 @@ class Loader:
             places += at.size
             counts = np.bincount(window.owner_N[start:end], minlength=len(window.slices))
             before = np.bincount(window.owner_N[:start], minlength=len(window.slices))
-            for owner in np.flatnonzero(counts):
-                spans.append(
-                    Span(window.slices[owner], window.next_row[owner] + int(before[owner]), int(counts[owner]))
-                )
+            spans += [
+                Span(window.slices[owner], window.next_row[owner] + int(before[owner]), int(counts[owner]))
+                for owner in np.flatnonzero(counts)
+            ]
             bad = window.rows.bad_N[at]
             picks.append((window.rows, at[~bad] if bad.any() else at))
         num_rows = sum(at.size for _, at in picks)

@@ -32,7 +32,9 @@ class Position:
         return sum(self.done.values())
 
     def with_done(self, *parts: Mapping[int, int]) -> "Position":
-        """This position after what the trainers' loaders say (`Loader.state()`), which must not contradict each other."""
+        """This position after what the trainers' loaders say (`Loader.state()`), which must not contradict each
+        other.
+        """
         done = dict(self.done)
         owners: dict[int, int] = {}
         for number, part in enumerate(parts):
@@ -73,12 +75,14 @@ class Position:
         """Raises DataError if the data or its cut into slices is not the one that this position is about."""
         if self.fingerprint != dataset.fingerprint:
             raise DataError(
-                f"position: the data has changed since (fingerprint {self.fingerprint}, now {dataset.fingerprint}): files were added, "
+                f"position: the data has changed since (fingerprint {self.fingerprint}, now "
+                f"{dataset.fingerprint}): files were added, "
                 "removed or rewritten. Put the old data back, or begin a new epoch"
             )
         if self.order != dataset.order:
             raise DataError(
-                f"position: it counts rows in {self.order}; with the job's data.shuffle and data.memory_bytes these are now "
+                f"position: it counts rows in {self.order}; with the job's data.shuffle and "
+                "data.memory_bytes these are now "
                 f"{dataset.order}. Set them back, or begin a new epoch"
             )
         sizes = {s.index: s.num_rows for s in dataset.slices()}
@@ -91,8 +95,8 @@ class Position:
     def slices(self, dataset: Dataset, num_trainers: int, rank: int) -> list[Slice]:
         """What trainer `rank` reads from here (with `resume=position.done`).
 
-        With as many trainers as before, each goes on exactly where it was. With another number, the rows that are left are dealt
-        out anew.
+        With as many trainers as before, each goes on exactly where it was. With another number, the rows that are
+        left are dealt out anew.
         """
         self.check(dataset)
         plan = plan_epoch(dataset, self.seed, self.epoch)

@@ -313,22 +313,10 @@ def _findings(quality: Quality, dataset: Dataset, config: DataConfig) -> None:
         error = math.sqrt(rate * (1 - rate) / file.rows_read)
         if abs(file.rate - rate) > max(6 * error, 0.2 * rate):
             warn(
-                f"{file.name}: label rate {file.rate:.4f}, overall {rate:.4f}: the data drifts or is sorted; shuffling evens it out"
+                f"{file.name}: label rate {file.rate:.4f}, overall {rate:.4f}: the data drifts or is "
+                "sorted; shuffling evens it out"
             )
-    for item in quality.features:
-        if item.rows and item.null_rows > 0.95 * item.rows:
-            warn(f"feature {item.name}: {item.null_rows / item.rows:.1%} of the rows have no id")
-        elif item.rows and item.distinct < 1.5:
-            warn(f"feature {item.name}: it has one value only")
-        if item.truncated_ids > 0.05 * max(1, item.ids):
-            warn(f"feature {item.name}: {item.truncated_ids:,} ids are cut off by max_length")
-        if item.ids and item.distinct > 0.5 * item.ids and item.ids > 10_000:
-            warn(
-                f"feature {item.name}: about {item.distinct:,.0f} values among {item.ids:,} ids: most are seen once (a row id?); consider vocabulary"
-            )
-    for number in quality.dense:
-        if number.rows and number.smallest == number.largest:
-            warn(f"dense column {number.name}: it has one value only")
+    _feature_findings(quality)
     for column, count in dataset.absent_columns.items():
         warn(f"column {column}: {count} of {len(dataset.files)} files lack it")
     for first, second in duplicates(dataset):
@@ -341,13 +329,34 @@ def _findings(quality: Quality, dataset: Dataset, config: DataConfig) -> None:
         and dataset.num_rows > 4 * config.shuffle.window_rows
     ):
         warn(
-            f"row groups of up to {largest:,} rows and {num_columns} columns: rows are mixed from {dataset.lanes()} places only. Row "
+            f"row groups of up to {largest:,} rows and {num_columns} columns: rows are mixed from "
+            f"{dataset.lanes()} places only. Row "
             "groups of about 65,536 rows mix better and are shared better among trainers"
         )
     if len(dataset.files) > 100 and dataset.num_rows < 2000 * len(dataset.files):
         warn(
-            f"{len(dataset.files):,} files with {dataset.num_rows / len(dataset.files):,.0f} rows each: larger files read faster"
+            f"{len(dataset.files):,} files with {dataset.num_rows / len(dataset.files):,.0f} rows "
+            "each: larger files read faster"
         )
+
+
+def _feature_findings(quality: Quality) -> None:
+    warn = quality.warnings.append
+    for item in quality.features:
+        if item.rows and item.null_rows > 0.95 * item.rows:
+            warn(f"feature {item.name}: {item.null_rows / item.rows:.1%} of the rows have no id")
+        elif item.rows and item.distinct < 1.5:
+            warn(f"feature {item.name}: it has one value only")
+        if item.truncated_ids > 0.05 * max(1, item.ids):
+            warn(f"feature {item.name}: {item.truncated_ids:,} ids are cut off by max_length")
+        if item.ids and item.distinct > 0.5 * item.ids and item.ids > 10_000:
+            warn(
+                f"feature {item.name}: about {item.distinct:,.0f} values among {item.ids:,} ids: most "
+                "are seen once (a row id?); consider vocabulary"
+            )
+    for number in quality.dense:
+        if number.rows and number.smallest == number.largest:
+            warn(f"dense column {number.name}: it has one value only")
 
 
 def duplicates(dataset: Dataset) -> list[tuple[str, str]]:
@@ -375,7 +384,8 @@ def duplicates(dataset: Dataset) -> list[tuple[str, str]]:
 def plan_capacity(quality: Quality, config: DataConfig, widths: Mapping[str, int], server_memory_bytes: int) -> None:
     """Adds expected sizes of tables and the number of servers. `widths` are floats pulled per key and table.
 
-    Measured with Paddle 2.6.2: about 245 bytes of server memory a key at width 17. A checkpoint is text, about 0.45 of it packed.
+    Measured with Paddle 2.6.2: about 245 bytes of server memory a key at width 17. A checkpoint is text, about 0.45
+    of it packed.
     """
     by_table: dict[str, float] = defaultdict(float)
     by_space: dict[tuple[str, str], float] = defaultdict(float)

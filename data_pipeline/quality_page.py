@@ -7,12 +7,13 @@ from data_pipeline.quality import FileReport, Quality
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;color:#1c2430;background:#fff}
 h1{font-size:1.5rem;margin:0 0 .2rem}h2{font-size:1.1rem;margin:2rem 0 .5rem}
-.facts{display:flex;flex-wrap:wrap;gap:.8rem;margin:1rem 0}.fact{background:#f2f5f9;border-radius:8px;padding:.6rem 1rem}
-.fact b{display:block;font-size:1.25rem}.fact span{color:#5a6675}
-table{border-collapse:collapse;width:100%;font-size:.9rem}th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid #e3e8ee;
+.facts{display:flex;flex-wrap:wrap;gap:.8rem;margin:1rem 0}.fact{background:#f2f5f9;border-radius:8px;padding:.6rem
+1rem} .fact b{display:block;font-size:1.25rem}.fact span{color:#5a6675}
+table{border-collapse:collapse;width:100%;font-size:.9rem}th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px
+solid #e3e8ee;
 vertical-align:top}th{color:#5a6675;font-weight:600}th:first-child,td:first-child,td.text,th.text{text-align:left}
-.bar{background:#e3e8ee;border-radius:3px;height:.6rem;width:7rem;display:inline-block;overflow:hidden}
-.bar i{background:#2f6fde;display:block;height:100%}.bar i.high{background:#d9822b}
+.bar{background:#e3e8ee;border-radius:3px;height:.6rem;width:7rem;display:inline-block;overflow:hidden} .bar
+i{background:#2f6fde;display:block;height:100%}.bar i.high{background:#d9822b}
 li.error{color:#b3261e}li.warning{color:#8a5a00}ul{padding-left:1.2rem}svg{width:100%;height:auto}small{color:#5a6675}
 """
 
@@ -66,7 +67,8 @@ def page(quality: Quality, title: str) -> str:
     if rows:
         parts.append("<h2>Dense columns</h2>" + _table(["column", "null", "smallest", "mean", "largest"], rows))
     body = "\n".join(parts)
-    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Data check</title><style>{_STYLE}</style>{body}</html>\n'
+    first = f'<meta charset="utf-8"><title>Data check</title><style>{_STYLE}</style>'
+    return f'<!doctype html><html lang="en">{first}{body}</html>\n'
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -95,11 +97,13 @@ def _rates(files: list[FileReport], overall: float) -> str:
     step = width / max(1, len(shown))
     bars = "".join(
         f'<rect x="{i * step:.1f}" y="{height * (1 - (f.rate or 0) / top):.1f}" width="{max(1.0, step * 0.85):.1f}" '
-        f'height="{height * (f.rate or 0) / top:.1f}" fill="#2f6fde"><title>{html.escape(f.name)}: {f.rate:.4f}</title></rect>'
+        f'height="{height * (f.rate or 0) / top:.1f}" fill="#2f6fde"><title>{html.escape(f.name)}: '
+        f"{f.rate:.4f}</title></rect>"
         for i, f in enumerate(shown)
     )
     y = height * (1 - overall / top)
-    line = f'<line x1="0" x2="{width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#d9822b" stroke-width="2" stroke-dasharray="6 4"/>'
+    stroke = 'stroke="#d9822b" stroke-width="2" stroke-dasharray="6 4"'
+    line = f'<line x1="0" x2="{width}" y1="{y:.1f}" y2="{y:.1f}" {stroke}/>'
     note = f"<small>{len(shown)} files in order; the dashed line is the overall rate {overall:.4f}</small>"
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="label rate by file">{bars}{line}</svg>{note}'
 

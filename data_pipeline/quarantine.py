@@ -12,8 +12,8 @@ from data_pipeline.sources import SourceFile
 class Quarantine:
     """Writes bad rows as Parquet: the columns that the job reads, and where each row is from and why it is bad.
 
-    A block of rows has one file with a name of its own, so that reading it again (next epoch, after a restart) replaces the file
-    instead of adding to it.
+    A block of rows has one file with a name of its own, so that reading it again (next epoch, after a restart)
+    replaces the file instead of adding to it.
     """
 
     def __init__(self, directory: str) -> None:

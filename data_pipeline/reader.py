@@ -100,7 +100,9 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 class _Stream:
-    """A row group read from its start in small batches. Every error names the file; fewer rows than promised are an error."""
+    """A row group read from its start in small batches. Every error names the file; fewer rows than promised are an
+    error.
+    """
 
     def __init__(self, file: DataFile, row_group: int, columns: list[str], batch_rows: int) -> None:
         self.file = file
@@ -138,7 +140,8 @@ class _Stream:
                     self._held = next(self._batches, None)
                 if self._held is None:
                     raise DataError(
-                        f"{self.file.source.name}: row group {self.row_group} promises {self.num_rows} rows and holds {self.position}"
+                        f"{self.file.source.name}: row group {self.row_group} promises {self.num_rows} "
+                        f"rows and holds {self.position}"
                     )
                 continue
             skip = min(first - self.position, self._held.num_rows)

@@ -99,11 +99,7 @@ def check_file(name: str, schema: pa.Schema, partitions: Iterable[str], config: 
     """
     partitions = tuple(partitions)
     names = list(schema.names) + [p for p in partitions if p not in schema.names]
-    lower: dict[str, str] = {}
-    for column in schema.names:
-        other = lower.setdefault(column.lower(), column)
-        if schema.names.count(column) > 1 or other != column:
-            raise DataError(f"{name}: columns {other!r} and {column!r} differ in nothing but case; rename one")
+    _refuse_case_variants(name, schema)
     found: dict[str, Column] = {}
     optional = absent_columns(config)
     for column in columns_needed(config):
@@ -112,19 +108,15 @@ def check_file(name: str, schema: pa.Schema, partitions: Iterable[str], config: 
         elif column in schema.names:
             found[column] = classify(schema.field(column).type)
         elif column not in optional:
-            near = difflib.get_close_matches(column, names, n=3, cutoff=0.5) or difflib.get_close_matches(
-                column.lower(), [n.lower() for n in names], n=3, cutoff=0.5
-            )
+            close = difflib.get_close_matches(column.lower(), [n.lower() for n in names], n=3, cutoff=0.5)
+            near = [n for c in close for n in names if n.lower() == c]
             hint = (
                 f"the nearest are {', '.join(map(repr, near))}"
                 if near
                 else f"it has {', '.join(map(repr, names[:20]))}"
             )
             raise DataError(f"{name}: has no column {column!r}; {hint}")
-    for column in (*config.labels, *config.dense_columns, *((config.sample_weight,) if config.sample_weight else ())):
-        got = found.get(column)
-        if got is not None and (got.kind not in _NUMERIC or got.is_list):
-            raise DataError(f"{name}: column {column!r} is {got.type}, a number is needed")
+    _check_numbers(name, found, config)
     for feature in config.sparse:
         for column in feature.columns:
             if column in found:
@@ -145,6 +137,21 @@ def check_file(name: str, schema: pa.Schema, partitions: Iterable[str], config: 
     return found
 
 
+def _check_numbers(name: str, found: dict[str, Column], config: DataConfig) -> None:
+    for column in (*config.labels, *config.dense_columns, *((config.sample_weight,) if config.sample_weight else ())):
+        got = found.get(column)
+        if got is not None and (got.kind not in _NUMERIC or got.is_list):
+            raise DataError(f"{name}: column {column!r} is {got.type}, a number is needed")
+
+
+def _refuse_case_variants(name: str, schema: pa.Schema) -> None:
+    lower: dict[str, str] = {}
+    for column in schema.names:
+        other = lower.setdefault(column.lower(), column)
+        if schema.names.count(column) > 1 or other != column:
+            raise DataError(f"{name}: columns {other!r} and {column!r} differ in nothing but case; rename one")
+
+
 def _check_ids(name: str, column: str, got: Column, feature: SparseFeature) -> None:
     where = f"{name}: column {column!r} of feature {feature.name!r} is {got.type}"
     if feature.bucketize is not None:
@@ -153,7 +160,8 @@ def _check_ids(name: str, column: str, got: Column, feature: SparseFeature) -> N
         return
     if got.kind == "float":
         raise DataError(
-            f"{where}: ids as floats are not exact above 2^53. Write them as int64 (a pandas column with gaps: dtype 'Int64'), "
+            f"{where}: ids as floats are not exact above 2^53. Write them as int64 (a pandas column "
+            "with gaps: dtype 'Int64'), "
             "or give `bucketize`"
         )
     if got.kind == "other":
@@ -182,7 +190,8 @@ def agree(name_a: str, a: dict[str, Column], name_b: str, b: dict[str, Column], 
             kinds = {_family(a[column].kind), _family(b[column].kind)} - {"null"}
             if len(kinds) > 1:
                 raise DataError(
-                    f"column {column!r} is {a[column].type} in {name_a} and {b[column].type} in {name_b}: the same value would get two "
+                    f"column {column!r} is {a[column].type} in {name_a} and {b[column].type} in "
+                    f"{name_b}: the same value would get two "
                     "keys. Declare the feature's `type: integer` or `type: string`, or rewrite one"
                 )
 

@@ -1,10 +1,11 @@
 """Finds the data files behind the paths of a job: local, S3, Google Cloud Storage, HDFS."""
 
 import glob as globbing
-import os
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -57,8 +58,8 @@ def open_parquet(source: SourceFile, *, row_group_bytes: int = 0) -> pq.ParquetF
 def discover(paths: Iterable[str], *, hive: bool = True) -> list[SourceFile]:
     """Data files below the paths, each once, sorted by name.
 
-    Raises DataError for paths that do not exist, dangling links, table formats that are more than a folder of Parquet files, and
-    when nothing is found.
+    Raises DataError for paths that do not exist, dangling links, table formats that are more than a folder of Parquet
+    files, and when nothing is found.
     """
     paths = tuple(paths)
     if not paths:
@@ -68,7 +69,8 @@ def discover(paths: Iterable[str], *, hive: bool = True) -> list[SourceFile]:
         files = list(_remote(path, hive) if "://" in path and not path.startswith("file://") else _local(path, hive))
         if not files:
             raise DataError(
-                f"{path}: 0 data files found (looked for {', '.join('*' + s for s in _DATA_SUFFIXES)} and names without a suffix)"
+                f"{path}: 0 data files found (looked for {', '.join('*' + s for s in _DATA_SUFFIXES)} "
+                "and names without a suffix)"
             )
         for identity, file in files:
             found.setdefault(identity, file)
@@ -99,55 +101,58 @@ def _partitions(relative: str, hive: bool) -> tuple[tuple[str, str | None], ...]
 def _refuse_table_format(root: str, names: Iterable[str]) -> None:
     if "_delta_log" in names:
         raise DataError(
-            f"{root}: this is a Delta Lake table; its folder also holds files of older versions. Export the version you want to plain "
+            f"{root}: this is a Delta Lake table; its folder also holds files of older versions. "
+            "Export the version you want to plain "
             "Parquet (deltalake: DeltaTable(path).to_pyarrow_dataset()), or give its current files one by one"
         )
 
 
 def _local(path: str, hive: bool) -> Iterator[tuple[str, SourceFile]]:
-    plain = os.path.expanduser(path.removeprefix("file://"))
+    plain = Path(path.removeprefix("file://")).expanduser()
+    base: Path | None = None
     roots = [plain]
-    if not os.path.lexists(plain) and _MAGIC & set(plain):
-        roots = sorted(globbing.glob(plain, recursive=True))
-        base = plain[: min(plain.index(c) for c in _MAGIC if c in plain)].rpartition("/")[0]
+    if not _exists(plain) and _MAGIC & set(str(plain)):
+        roots = [Path(match) for match in sorted(globbing.glob(str(plain), recursive=True))]  # noqa: PTH207 -- absolute
+        base = Path(*itertools.takewhile(lambda part: not _MAGIC & set(part), plain.parts))
         if not roots:
             raise DataError(f"{path}: no file matches")
-    else:
-        base = ""
     filesystem = pafs.LocalFileSystem()
+
+    def found(file: Path, root: Path) -> tuple[str, SourceFile]:
+        relative = file.relative_to(root) if file != root else Path(file.name)
+        parts = _partitions(str(file.absolute()), hive)
+        return str(file.resolve()), SourceFile(filesystem, str(file), str(relative), file.stat().st_size, parts)
+
     for root in roots:
-        if not os.path.exists(root):
-            what = "is a link whose target is gone" if os.path.islink(root) else "does not exist"
-            raise DataError(f"{root}: {what}")
-        if os.path.isfile(root):
-            if roots == [plain] or _is_data(os.path.basename(root)):
-                relative = os.path.relpath(root, base) if base else os.path.basename(root)
-                parts = _partitions(os.path.abspath(root), hive)
-                yield os.path.realpath(root), SourceFile(filesystem, root, relative, os.path.getsize(root), parts)
-            continue
-        if base and _hidden(os.path.basename(root)):
-            continue
-        for full in _walk(root, set()):
-            relative = os.path.relpath(full, base or root)
-            parts = _partitions(os.path.abspath(full), hive)
-            yield os.path.realpath(full), SourceFile(filesystem, full, relative, os.path.getsize(full), parts)
+        if not root.exists():
+            raise DataError(f"{root}: {'is a link whose target is gone' if _exists(root) else 'does not exist'}")
+        if root.is_file():
+            if base is None or _is_data(root.name):
+                yield found(root, base or root)
+        elif base is None or not _hidden(root.name):
+            for file in _walk(root, frozenset()):
+                yield found(file, base or root)
 
 
-def _walk(folder: str, above: set[str]) -> Iterator[str]:
-    real = os.path.realpath(folder)
+def _exists(path: Path) -> bool:
+    """Whether there is anything, be it a link to nowhere."""
+    return path.is_symlink() or path.exists()
+
+
+def _walk(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    real = folder.resolve()
     if real in above:
         raise DataError(f"{folder}: the link leads back to a folder that holds it")
-    names = sorted(os.listdir(folder))
-    _refuse_table_format(folder, names)
-    for name in names:
-        full = os.path.join(folder, name)
-        if os.path.isdir(full):
-            if not _hidden(name):
-                yield from _walk(full, above | {real})
-        elif _is_data(name):
-            if not os.path.exists(full):
-                raise DataError(f"{full}: is a link whose target is gone")
-            yield full
+    members = sorted(folder.iterdir())
+    _refuse_table_format(str(folder), (m.name for m in members))
+    for member in members:
+        if member.is_dir():
+            if not _hidden(member.name):
+                yield from _walk(member, above | {real})
+        elif _is_data(member.name):
+            if not member.exists():
+                raise DataError(f"{member}: is a link whose target is gone")
+            yield member
 
 
 def _remote(uri: str, hive: bool) -> Iterator[tuple[str, SourceFile]]:

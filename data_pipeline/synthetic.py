@@ -1,7 +1,7 @@
 """Seeded click data whose best possible AUC is known.
 
-Click probability = sigmoid(bias + one effect per id + a low-rank interaction + a linear part of the numbers). No model can rank the
-evaluation rows better than this probability does, so its AUC on the drawn labels is the ceiling.
+Click probability = sigmoid(bias + one effect per id + a low-rank interaction + a linear part of the numbers). No
+model can rank the evaluation rows better than this probability does, so its AUC on the drawn labels is the ceiling.
 """
 
 import json

@@ -76,8 +76,7 @@ def keys_by_row(batches: Iterable[Batch], feature: str) -> list[list[int]]:
     for batch in batches:
         table = next(t for t in batch.tables.values() if feature in t.index)
         index = table.index[feature]
-        for row in index.reshape(batch.num_rows, -1):
-            result.append([int(table.keys_U[i - 1]) for i in row if i])
+        result += [[int(table.keys_U[i - 1]) for i in row if i] for row in index.reshape(batch.num_rows, -1)]
     return result
 
 

@@ -1,7 +1,7 @@
 """Avazu click-through-rate prediction: CSV with a header (id, click, hour as YYMMDDHH, ...), in order of time.
 
-`id` is dropped (a row number tells a model nothing). `hour` becomes a timestamp `time`, `hour_of_day` and `weekday` (Monday is 0).
-Hexadecimal categories become exact int64 values.
+`id` is dropped (a row number tells a model nothing). `hour` becomes a timestamp `time`, `hour_of_day` and `weekday`
+(Monday is 0). Hexadecimal categories become exact int64 values.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,7 +43,9 @@ def prepare(
     threads: int = 2,
     on_progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Writes `train/` and `eval/` below `directory`. The file is in order of time, so split `order` evaluates on its end."""
+    """Writes `train/` and `eval/` below `directory`. The file is in order of time, so split `order` evaluates on its
+    end.
+    """
     settings = {"recipe": "avazu", "version": 1}
     return preparation.prepare(
         sources, directory, _convert, split, settings=settings, threads=threads, on_progress=on_progress

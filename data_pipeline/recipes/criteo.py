@@ -1,7 +1,7 @@
 """Criteo display advertising, Kaggle and 1TB layout: label, I1-I13, C1-C26, tab-separated, a missing value is empty.
 
-The hexadecimal categories become exact int64 values; their feature keys are made from (column, value), so that a value that occurs in
-two columns is two features.
+The hexadecimal categories become exact int64 values; their feature keys are made from (column, value), so that a
+value that occurs in two columns is two features.
 """
 
 from collections.abc import Iterable, Iterator

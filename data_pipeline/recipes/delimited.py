@@ -55,7 +55,7 @@ def read(
 
 
 def _named(names: list[str], number: int, *, header: bool) -> str:
-    """pyarrow counts columns from 0; without a header the names are ours."""
+    """Name of a column that pyarrow counts from 0; without a header the names are ours."""
     return f"field {number + 1}" if header or number >= len(names) else f"column {names[number]!r} (field {number + 1})"
 
 

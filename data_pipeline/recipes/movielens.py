@@ -1,10 +1,11 @@
 """MovieLens 100k (u.data, u.item, u.user) and 1M (ratings.dat, movies.dat, users.dat), plain or .gz.
 
-The label is rating >= 4. Beside user and item attributes a row has the film's genres (a list) and the user's history: the last films
-that the user had liked strictly before. The split is by time: the latest ratings evaluate.
+The label is rating >= 4. Beside user and item attributes a row has the film's genres (a list) and the user's history:
+the last films that the user had liked strictly before. The split is by time: the latest ratings evaluate.
 """
 
 import gzip
+import io
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,27 @@ import pyarrow.parquet as pq
 from data_pipeline.errors import DataError
 from data_pipeline.recipes.preparation import Progress
 
-_GENRES_100K = (
-    "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy", "Film-Noir",
-    "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
-)  # fmt: skip
+_GENRES_100K = [
+    "unknown",
+    "Action",
+    "Adventure",
+    "Animation",
+    "Children's",
+    "Comedy",
+    "Crime",
+    "Documentary",
+    "Drama",
+    "Fantasy",
+    "Film-Noir",
+    "Horror",
+    "Musical",
+    "Mystery",
+    "Romance",
+    "Sci-Fi",
+    "Thriller",
+    "War",
+    "Western",
+]
 _LIKED = 4
 
 
@@ -70,8 +88,8 @@ def _lines(folder: Path, name: str, separator: str, fields: int) -> Iterator[lis
     path = _find(folder, name)
     if path is None:
         raise DataError(f"{folder}: {name} is missing")
-    opened = gzip.open(path, "rt", encoding="latin-1") if path.suffix == ".gz" else path.open(encoding="latin-1")
-    with opened as lines:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as raw:
+        lines = io.TextIOWrapper(raw, encoding="latin-1")
         for number, line in enumerate(lines, 1):
             parts = line.rstrip("\r\n").split(separator)
             if parts == [""]:

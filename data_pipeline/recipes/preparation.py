@@ -1,7 +1,7 @@
 """Raw files -> `train/` and `eval/` as Parquet: streamed, several files at a time, restartable, and all or nothing.
 
-Finished parts are kept in `.work/` below the target until all are there; then the two folders appear by rename. A run that was
-interrupted goes on with the parts that are missing, if the sources and the settings are the same.
+Finished parts are kept in `.work/` below the target until all are there; then the two folders appear by rename. A run
+that was interrupted goes on with the parts that are missing, if the sources and the settings are the same.
 """
 
 import concurrent.futures
@@ -35,8 +35,8 @@ Convert = Callable[[Path, Advance], Iterator[pa.RecordBatch]]
 class Split:
     """Which rows are for evaluation.
 
-    `random`: each row by a hash of (seed, file, row). `order`: the last rows. `permutation`: the first `train_rows` rows of
-    `numpy.random.RandomState(seed).permutation(num_rows)` are for training, the others for evaluation.
+    `random`: each row by a hash of (seed, file, row). `order`: the last rows. `permutation`: the first `train_rows`
+    rows of `numpy.random.RandomState(seed).permutation(num_rows)` are for training, the others for evaluation.
     """
 
     kind: Literal["random", "order", "permutation"] = "random"
@@ -88,7 +88,8 @@ def prepare(
 ) -> dict[str, int]:
     """Converts every source to a part of `train/` and of `eval/`. Returns row counts.
 
-    `settings` is whatever else the result depends on. Raises DataError for a missing source, a target in use and bad lines.
+    `settings` is whatever else the result depends on. Raises DataError for a missing source, a target in use and bad
+    lines.
     """
     files = _sources(sources)
     root = Path(directory)
@@ -214,7 +215,7 @@ def _part(
     counts = {f"{part}_rows": writer.num_rows for part, writer in writers.items()}
     temporary = folder / "done.tmp"
     temporary.write_text(json.dumps({**counts, "identity": identity}))
-    os.replace(temporary, done)
+    temporary.replace(done)
     return counts
 
 

@@ -181,7 +181,8 @@ def synth(directory: Path, *, rows: Rows = 400_000, seed: int = 1, eval_fraction
     with _progress("synth") as tick:
         result = synthetic.generate(directory, rows, seed, eval_fraction=eval_fraction, on_progress=tick)
     print(
-        f"{result.train_rows:,} training and {result.eval_rows:,} evaluation rows in {result.directory}, {result.click_rate:.1%} clicks"
+        f"{result.train_rows:,} training and {result.eval_rows:,} evaluation rows in "
+        f"{result.directory}, {result.click_rate:.1%} clicks"
     )
     print(f"best possible on eval/: AUC {result.best_auc:.4f}, logloss {result.best_logloss:.4f}")
 

@@ -35,6 +35,7 @@ def test_assignment_is_disjoint_complete_and_balanced_by_rows(slices, num_traine
         assert [places[s.index] for s in part] == sorted(places[s.index] for s in part)
 
 
+@settings(max_examples=50)
 @given(slice_lists, st.integers(1, 20), st.sampled_from([1, 16, 256]), st.integers(1, 3000), st.data())
 def test_windows_hold_every_row_once_and_pull_no_slice_early(slices, interleave, block_rows, window_rows, data):
     done = {s.index: data.draw(st.integers(0, s.num_rows)) for s in slices if data.draw(st.booleans())}
@@ -47,11 +48,10 @@ def test_windows_hold_every_row_once_and_pull_no_slice_early(slices, interleave,
             yield piece
 
     covered: Counter[tuple[int, int]] = Counter()
-    given_rows = 0
+    begun: set[int] = set()
     for parts in plan_windows(lazy(), interleave=interleave, block_rows=block_rows, window_rows=window_rows, done=done):
-        begun = {p.slice.index for p in parts}
-        assert pulled <= max(s.index for s in slices if s.index in begun) + 1 + interleave
-        given_rows += sum(p.num_rows for p in parts)
+        begun |= {p.slice.index for p in parts}
+        assert pulled <= len(begun) + interleave + len(done)
         for part in parts:
             covered.update((part.slice.index, part.start + i) for i in range(part.num_rows))
     assert all(count == 1 for count in covered.values())
@@ -79,7 +79,7 @@ datasets = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(datasets, st.integers(1, 4), st.integers(0, 3), st.integers(0, 2))
 def test_every_row_once_whatever_the_shape(dataset, trainers, seed, epoch):
     rows: list[int] = []
@@ -91,7 +91,7 @@ def test_every_row_once_whatever_the_shape(dataset, trainers, seed, epoch):
     assert sorted(rows) == list(range(dataset.num_rows))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(datasets, st.integers(1, 4), st.integers(0, 3), st.data())
 def test_resuming_with_as_many_trainers_goes_on_identically(dataset, trainers, seed, data):
     position = Position.start(dataset, seed, 1, trainers)
@@ -108,7 +108,7 @@ def test_resuming_with_as_many_trainers_goes_on_identically(dataset, trainers, s
         assert [b.spans for b in rest] == [b.spans for b in whole[stop:]]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(datasets, st.integers(1, 4), st.integers(1, 4), st.data())
 def test_resuming_with_other_trainers_reads_each_row_once(dataset, before, after, data):
     position = Position.start(dataset, 3, 0, before)

@@ -243,7 +243,7 @@ def test_paths_without_data(tmp_path, path, message):  # S12
 def test_delta_lake_folders_are_refused_with_a_hint(tmp_path):
     numbered(tmp_path / "a.parquet", 0, 5)
     (tmp_path / "_delta_log").mkdir()
-    with pytest.raises(DataError, match="Delta Lake table.*Export"):
+    with pytest.raises(DataError, match=r"Delta Lake table.*Export"):
         Dataset.open(str(tmp_path), numbered_config())
 
 

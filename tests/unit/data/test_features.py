@@ -247,8 +247,8 @@ def test_several_labels_sample_weight_and_group(tmp_path):
         tmp_path, columns, labels=["click", "buy"], sample_weight="w", group="user", sparse=[{"name": "v"}]
     )[0]
     assert batch.labels_BL.tolist() == [[0, 1], [1, 0]]
-    assert batch.sample_weight_B is not None and batch.sample_weight_B.tolist() == [0.5, 2.0]
-    assert batch.group_B is not None and batch.group_B.tolist() == [reference_keys.key("group", 7), 0]
+    assert batch.sample_weight_B.tolist() == [0.5, 2.0]
+    assert batch.group_B.tolist() == [reference_keys.key("group", 7), 0]
 
 
 @pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, None])

@@ -85,10 +85,9 @@ def test_quantile_buckets_are_about_equally_full(tmp_path):
 
 def test_a_missing_or_foreign_fit_is_refused_before_anything_is_read(tmp_path):
     dense = {"columns": ["a"], "standardise": True}
-    with pytest.raises(DataError, match=r"fitted.json does not exist; run `paddlewheel data fit JOB`"):
-        dataset, _ = make(tmp_path, dense=dense)
-        Dataset.open(str(tmp_path / "in"), dataset.config)
     dataset, _ = make(tmp_path, dense=dense)
+    with pytest.raises(DataError, match=r"fitted.json does not exist; run `paddlewheel data fit JOB`"):
+        Dataset.open(str(tmp_path / "in"), dataset.config)
     fit(dataset, dataset.config)
     other, _ = make(tmp_path, dense={**dense, "transform": "log1p"})
     with pytest.raises(DataError, match="made for other settings of 'dense a'"):
@@ -97,7 +96,7 @@ def test_a_missing_or_foreign_fit_is_refused_before_anything_is_read(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
     with pytest.raises(DataError, match="has version 99"):
         Fitted.load(dataset.config)
-    with pytest.raises(ValueError, match="'a' needs numbers from the training data: set data.fitted"):
+    with pytest.raises(ValueError, match=r"'a' needs numbers from the training data: set data\.fitted"):
         DataConfig(labels="click", dense=dense)
 
 

@@ -161,7 +161,7 @@ def test_a_position_is_refused_for_other_data(tmp_path):  # P15
     numbered(tmp_path / "two" / "b.parquet", 0, 10)
     with pytest.raises(DataError, match="the data has changed"):
         position.slices(Dataset.open(str(tmp_path / "two"), numbered_config()), 1, 0)
-    with pytest.raises(DataError, match="counts rows in slices of 256 rows.*now slices of 100 rows"):
+    with pytest.raises(DataError, match=r"counts rows in slices of 256 rows.*now slices of 100 rows"):
         position.slices(Dataset.open(str(tmp_path / "one"), numbered_config(shuffle={"slice_rows": 100})), 1, 0)
     with pytest.raises(DataError, match="version 9"):
         Position.from_json({**position.to_json(), "version": 9})

@@ -166,7 +166,7 @@ def test_hexadecimal_text_of_every_length():
     assert delimited.hex_to_int64(pa.array(values), "x").to_pylist() == expected
     assert delimited.hex_to_int64(pa.array(["aa", *values]).slice(1), "x").to_pylist() == expected
     for wrong in ("", "xyz", "f" * 16):
-        with pytest.raises(DataError, match="x: .* is not a hexadecimal"):
+        with pytest.raises(DataError, match=r"x: .* is not a hexadecimal"):
             delimited.hex_to_int64(pa.array([wrong]), "x")
 
 
