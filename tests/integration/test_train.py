@@ -161,14 +161,9 @@ def test_more_bad_steps_than_allowed_end_the_job(tmp_path: Path) -> None:
 
 
 def _children(process: subprocess.Popen, module: str) -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process(process.pid).children(recursive=True):
-        try:
-            if module in child.cmdline():
-                found.append(child)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    """The agents' Paddle processes."""
+    agents = [p for p in psutil.Process(process.pid).children() if "trainer.agent" in p.cmdline()]
+    return [child for agent in agents for child in agent.children() if module in child.cmdline()]
 
 
 @pytest.fixture
