@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -147,12 +149,15 @@ def check_path(path: Path) -> None:
 
 
 def record(directory: Path, name: str, config: TableConfig, seed: int, num_shards: int) -> SavedTable:
-    """Read back the parts in `directory`, of which there must be one per shard, and write its `table.json`."""
+    """Read back the parts in `directory`, of which there must be one per shard, and write its `table.json`.
+
+    Returns when all of it has reached the disk.
+    """
     folder = directory / f"{table_id(name):03d}"
     paths = _parts_by_shard(folder)
     if len(paths) != num_shards:
         raise CheckpointError(f"{folder} holds {len(paths)} parts instead of {num_shards}")
-    saved = SavedTable(directory, name, config, seed, tuple(_measure_all(paths)))
+    saved = SavedTable(directory, name, config, seed, tuple(_measure_all(paths, sync=True)))
     document = {
         "format": FORMAT,
         "name": name,
@@ -160,10 +165,16 @@ def record(directory: Path, name: str, config: TableConfig, seed: int, num_shard
         "seed": seed,
         "parts": [part._asdict() for part in saved.parts],
     }
+    document["checksum"] = _checksum(document)
     path = directory / DESCRIPTION
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(document, indent=1) + "\n")
+    with temporary.open("w") as file:
+        json.dump(document, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
+    for parent in (folder, directory):
+        _sync_directory(parent)
     return saved
 
 
@@ -177,6 +188,8 @@ def open_table(directory: Path) -> SavedTable:
         document = json.loads(path.read_text())
         if document["format"] != FORMAT:
             raise CheckpointError(f"{path} has format {document['format']}; this version reads format {FORMAT}")
+        if document.pop("checksum") != _checksum(document):
+            raise CheckpointError(f"{path} has changed since it was written: its checksum does not fit")
         saved = SavedTable(
             directory,
             document["name"],
@@ -217,6 +230,7 @@ def verify(saved: SavedTable) -> None:
 def check_fits(saved: SavedTable, name: str, config: TableConfig, seed: int) -> None:
     """Raise CheckpointError unless a table of this name, config and seed can go on from the saved one."""
     must_agree: list[tuple[str, object, object]] = [
+        ("name", saved.name, name),
         ("width", saved.config.width, config.width),
         ("first_order", saved.config.first_order, config.first_order),
         ("optimizer.rule", saved.config.optimizer.rule, config.optimizer.rule),
@@ -247,12 +261,26 @@ def _parts_by_shard(folder: Path) -> list[Path]:
     return [parts[shard] for shard in sorted(parts)]
 
 
-def _measure_all(paths: list[Path]) -> Iterator[Part]:
+def _checksum(document: dict[str, object]) -> str:
+    import xxhash
+
+    return xxhash.xxh3_128_hexdigest(json.dumps(document, sort_keys=True).encode())
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _measure_all(paths: list[Path], *, sync: bool = False) -> Iterator[Part]:
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        yield from pool.map(_measure, paths)
+        yield from pool.map(partial(_measure, sync=sync), paths)
 
 
-def _measure(path: Path) -> Part:
+def _measure(path: Path, *, sync: bool) -> Part:
     import xxhash
 
     rows, size, digest, last = 0, 0, xxhash.xxh3_128(), b"\n"
@@ -263,6 +291,8 @@ def _measure(path: Path) -> Part:
                 size += len(block)
                 digest.update(block)
                 last = block[-1:]
+            if sync:
+                os.fsync(file.fileno())
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if last != b"\n":

@@ -64,8 +64,6 @@ def write_delta(
     only decayed by it are left out. Memory: one shard of each. Raises CheckpointError.
     """
     checkpoint.check_fits(before, after.name, after.config, after.seed)
-    if before.name != after.name:
-        raise CheckpointError(f"{before.directory} is table {before.name!r} and {after.directory} is {after.name!r}")
     from_content_id = before.content_id
     removed: list[npt.NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
     with (

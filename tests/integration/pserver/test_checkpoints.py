@@ -143,8 +143,16 @@ BREAKAGES = {
     "flipped byte": lambda folder, parts: parts[3].write_bytes(flip(parts[3].read_bytes())),
     "swapped parts": lambda folder, parts: swap(parts[3], parts[4]),
     "no description": lambda folder, parts: (folder.parent / "table.json").unlink(),
+    "description changed": lambda folder, _: edit(
+        folder.parent / "table.json", '"learning_rate": 0.05', '"learning_rate": 0.06'
+    ),
     "broken description": lambda folder, parts: (folder.parent / "table.json").write_text("{}"),
 }
+
+
+def edit(path, old, new):
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
 
 
 def flip(data):
