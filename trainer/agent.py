@@ -22,7 +22,7 @@ import socket
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,14 @@ from pserver.probe import is_healthy
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from trainer.coordinator.security import Security, SecurityError
-from trainer.logs import configure_logs
+from trainer.logs import configure_logs, write_output
 from trainer.process import (
     EXIT_DONE,
     EXIT_FIX_JOB,
     EXIT_RETRY,
     PortTakenError,
     describe_exit,
+    interface_of,
     kill_session,
     port_of,
     reserve_port,
@@ -297,7 +298,12 @@ class Agent:
 
     async def _start_child(self, order: pb.StartChild) -> None:
         await self._end_child(0.0)
-        child = await _Child.start(self._options.command, order.incarnation, self._outbox, self._telemetry.observe)
+        variables = {"PYTHONUNBUFFERED": "1"}
+        if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(self._options.host)) is not None:
+            variables["GLOO_SOCKET_IFNAME"] = interface  # else gloo takes what this machine's own name resolves to
+        child = await _Child.start(
+            self._options.command, order.incarnation, self._outbox, self._telemetry.observe, variables
+        )
         self._child = child
         self._telemetry.child_started(order.incarnation)
         child.tell(order.spec_json)
@@ -437,11 +443,11 @@ class _Child:
         incarnation: int,
         outbox: asyncio.Queue[pb.AgentMessage],
         observe: Callable[[dict[str, Any]], None],
+        environment: Mapping[str, str],
     ) -> _Child:
         """Starts command with a pipe for its events."""
         read_end, write_end = os.pipe()
         try:
-            environment = {"PYTHONUNBUFFERED": "1"}
             process = await start(command, environment=environment, stdin=True, event_fd=write_end)
         finally:
             os.close(write_end)
@@ -533,8 +539,7 @@ class _Child:
         assert self._process.stdout is not None
         last = b""
         while chunk := await self._process.stdout.read(1 << 16):
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
+            write_output(chunk)
             *lines, last = (last + chunk).split(b"\n")
             self._tail.extend(line.decode(errors="replace") for line in lines)
         if last:

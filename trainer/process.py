@@ -136,6 +136,20 @@ def reserve_port(host: str, port: int | None = None) -> socket.socket:
     return holder
 
 
+def interface_of(host: str) -> str | None:
+    """The network interface that has the address of `host`; None if no interface of this machine has it."""
+    import psutil
+
+    try:
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return None
+    for name, found in psutil.net_if_addrs().items():
+        if any(address.address.partition("%")[0] in addresses for address in found):
+            return name
+    return None
+
+
 def port_of(holder: socket.socket) -> int:
     """The port that reserve_port keeps."""
     return int(holder.getsockname()[1])

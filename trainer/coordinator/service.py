@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -200,7 +200,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             raise checkpoint.CheckpointError(f"{draft} does not hold the cursor that it was given")
         num_bytes = sum(file["bytes"] for file in manifest["files"].values())
         started = time.monotonic()
-        self._journal.write({"what": "committing", "incarnation": written["incarnation"], "cursor": written})
+        self._journal.write(_record_of(written))
         try:
             path = checkpoint.commit(draft, cursor.step, int(self.plan.checkpoint.get("keep", 3)))
         except OSError:
@@ -429,6 +429,11 @@ def _event_of(session: int, message: pb.AgentMessage) -> state.Event | None:
     return None
 
 
+def _record_of(cursor: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in cursor.items() if key != "job"}
+    return {"what": "committing", "incarnation": cursor["incarnation"], "cursor": kept}
+
+
 def _remove_drafts(directory: Path, pattern: str) -> None:
     for path in list(directory.glob(pattern)):
         shutil.rmtree(path, ignore_errors=True)
@@ -465,7 +470,7 @@ def _begin_journal(journal: Journal, plan: JobPlan, start: resume.Start, records
         return
     known = {record["draft"] for record in records if record["what"] == "committed"}
     if start.cursor["draft"] not in known:
-        journal.write({"what": "committing", "incarnation": start.cursor["incarnation"], "cursor": start.cursor})
+        journal.write(_record_of(start.cursor))
         found = {"step": start.cursor["step"], "draft": start.cursor["draft"], "path": str(start.path)}
         journal.write({"what": "committed", "incarnation": start.cursor["incarnation"], **found})
 
