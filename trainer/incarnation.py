@@ -24,6 +24,7 @@ from pserver.client import Client
 from pserver.config import Tables
 from trainer import checkpoint
 from trainer.config import JobConfig
+from trainer.curve import LossCurve
 from trainer.dense_sync import DenseSync
 from trainer.evaluate import evaluate
 from trainer.exchange import Exchange, Traffic
@@ -152,6 +153,7 @@ class Incarnation:
             False,
         )
         self._best_checkpoint: str | None = None
+        self._curve = LossCurve()
         if spec.restore is not None:
             self._restore(Path(spec.restore))
         self._sync.barrier()
@@ -234,6 +236,7 @@ class Incarnation:
             "left_out_rows": self._data_counters["left_out_rows"],  # by train.negative_sampling
             "stopped_early": self._stopped_early,
             "evaluations": self._evaluations,
+            "curve": self._curve.to_json(),
             "dense_hash": self._check_identical(),
             "phase_seconds": self._loop.phases.seconds,
             "passes": passes,  # of this machine's monotonic clock, reading, pulls and pushes included
@@ -344,6 +347,8 @@ class Incarnation:
 
     def _on_step(self, progress: Progress, spans: tuple[Span, ...], skipped: bool) -> None:
         self._log.add(progress.epoch, spans, skipped=skipped)
+        if not skipped and progress.last_loss is not None:
+            self._curve.add(progress.step, progress.last_loss)
         now = time.monotonic()
         if now - self._reported >= _SECONDS_BETWEEN_PROGRESS or progress.step == 1:
             self._reported = now
