@@ -274,7 +274,7 @@ class DataConfig(_Section):
     prefetch_batches: int = Field(default=8, ge=1, le=1024)
     """Finished batches kept ready."""
 
-    memory_bytes: int = Field(default=160 << 20, ge=16 << 20)
+    memory_bytes: int = Field(default=176 << 20, ge=16 << 20)
     """Bound on decoded row groups and open readers of one trainer."""
 
     @model_validator(mode="after")

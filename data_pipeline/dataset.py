@@ -21,7 +21,7 @@ from data_pipeline.sources import SourceFile, discover, open_parquet
 
 _CACHED_CELLS = 2 << 20
 _CACHED_BYTES = 4 << 20
-_STREAM_BYTES_PER_COLUMN = 1_300_000
+_STREAM_BYTES_PER_COLUMN = 2_100_000
 
 
 class RowGroup(NamedTuple):
