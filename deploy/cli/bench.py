@@ -6,12 +6,13 @@ import signal
 import sys
 import tempfile
 from collections.abc import Coroutine
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter, validators
 
-from deploy.cli.arguments import Json, Overrides, answer
+from deploy.cli.arguments import JobFile, Json, Overrides, answer
 from deploy.cli.data import Rows
 
 if TYPE_CHECKING:
@@ -311,3 +312,41 @@ def compare(before: Path, after: Path, *, json: Json = False) -> None:
     older, newer = report.Report.read(before), report.Report.read(after)
     text = report.compare(older, newer)
     answer({"before": older.to_json(), "after": newer.to_json(), "table": text}, json=json, text=lambda: text)
+
+
+@app.command
+def parity(
+    job: JobFile,
+    *,
+    out: Annotated[Path, Parameter(help="Folder for the runs (kept, so that it can go on), a table and a plot.")],
+    variants: Annotated[
+        tuple[str, ...],
+        Parameter(
+            consume_multiple=True,
+            negative=(),
+            help="single, SxT (servers x trainers), SxT@k (at most k steps of staleness). By default single, 1x1@0, "
+            "1x1@1, 2x2@0, 2x2@1, 2x2@4, 2x2@8.",
+        ),
+    ] = (),
+    seeds: Annotated[int, Parameter(validator=validators.Number(gte=1), help="Seeds, counted from the job's own.")] = 5,
+    overrides: Overrides = (),
+    json: Json = False,
+) -> None:
+    """Accuracy of one job in one process and spread over many, seed by seed: AUC, its band, its difference.
+
+    Trainers share the job's batch, so that a step sees as many rows in every variant.
+    """
+    from trainer.config import JobConfig
+    from trainer.parity import lab
+
+    config = JobConfig.load(job, overrides)
+    chosen = [lab.Variant.parse(text) for text in variants or lab.DEFAULT_VARIANTS]
+    runs = lab.run_all(config, chosen, range(config.seed, config.seed + seeds), out, _say)
+    comparisons = lab.compare(runs)
+    table = lab.markdown(comparisons)
+    (out / "parity.md").write_text(table + "\n", encoding="utf-8")
+    try:
+        lab.plot(runs, out / "parity.png")
+    except ImportError:
+        _say("no plot: matplotlib is not installed (extra `plot`)")
+    answer([asdict(c) for c in comparisons], json=json, text=lambda: table)

@@ -1,0 +1,90 @@
+"""One job in one process, without servers: `python -m trainer.parity.single JOB.json` prints the result as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from data_pipeline.dataset import Dataset, assign, plan_epoch
+from data_pipeline.loader import Loader
+from pserver.client import Client
+from trainer.config import JobConfig
+from trainer.dense_sync import DenseSync
+from trainer.evaluate import evaluate
+from trainer.exchange import Exchange
+from trainer.incarnation import layouts
+from trainer.loop import Signals, TrainLoop
+from trainer.parity.memory import MemoryClient
+from trainer.program import DenseProgram
+from trainer.sampling import logit_shift, sample_negatives
+from trainer.schedule import rate_factor
+
+
+def run(job: JobConfig) -> dict[str, Any]:
+    """Trains and evaluates; the fields of a run's `result` that a single process has.
+
+    Every step sees all updates before it. Evaluations within training and early stopping are left out.
+    """
+    tables = {name: job.tables[name] for name in job.data.tables}
+    client = cast("Client", MemoryClient(tables, job.seed))
+    sync = DenseSync(0, 1, "", interface=None)
+    program = DenseProgram(
+        layouts(job.data, tables),
+        num_dense=len(job.data.dense_columns),
+        num_labels=len(job.data.labels),
+        model=job.model,
+        optimizer=job.train.dense,
+        seed=job.seed,
+        rank=0,
+        logit_shift=logit_shift(job.train.negative_sampling),
+    )
+    data = Dataset.open(job.data.train, job.data)
+    total_steps = -(-data.num_rows // job.data.batch_rows) * job.train.epochs
+    loop = TrainLoop(
+        program,
+        sync,
+        max_bad_steps=job.train.max_bad_steps,
+        checkpoint_every_steps=None,
+        signals=Signals(),
+        on_step=lambda *_: None,
+        rate_factor=lambda step: rate_factor(job.train.dense.schedule, step, total_steps),
+    )
+    started = time.monotonic()
+    for epoch in range(job.train.epochs):
+        loop.progress.epoch = epoch
+        slices = assign(plan_epoch(data, job.seed, epoch), 1, 0)
+        with Loader(data, job.data, slices, seed=job.seed, epoch=epoch) as loader:
+            batches = iter(loader)
+            if job.train.negative_sampling is not None:
+                batches = sample_negatives(batches, job.train.negative_sampling, seed=job.seed, epoch=epoch)
+            with Exchange(client, batches, max_staleness_steps=0, embedding_l2=job.train.embedding_l2) as exchange:
+                loop.epoch(exchange, rows_left=data.num_rows, synchronous=False, on_checkpoint=lambda: None)
+    progress, seconds = loop.progress, time.monotonic() - started
+    result: dict[str, Any] = {
+        "rows": progress.rows,
+        "steps": progress.step,
+        "seconds": seconds,
+        "rows_per_second": progress.rows / seconds,
+        "loss": progress.loss_sum / progress.weight_sum if progress.weight_sum else None,
+        "bad_steps": progress.bad_steps,
+        "keys": cast("MemoryClient", client).num_keys(),
+    }
+    if job.data.eval:
+        scored = Dataset.open(job.data.eval, job.data)
+        slices = assign(plan_epoch(scored, job.seed, 0), 1, 0)
+        with Loader(scored, job.data, slices, seed=job.seed, epoch=0, training=False) as loader:
+            result["eval"] = evaluate(program, client, sync, iter(loader), labels=job.data.labels)
+    return result
+
+
+def main() -> None:
+    """Entry point."""
+    job = JobConfig.parse(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), source=sys.argv[1])
+    sys.stdout.write(json.dumps(run(job)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
