@@ -4,7 +4,6 @@ Shapes: N rows of a block, D dense columns, L labels, F1 single-valued features 
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +33,11 @@ class Lists:
     keys: UInt64
     offsets: npt.NDArray[np.int64]
     weights: npt.NDArray[np.float32] | None
+    num_truncated: int = 0
+    """Ids left out because a list was longer than `max_length`."""
+
+
+_NO_LISTS = Lists(np.zeros(0, dtype=np.uint64), np.zeros(1, dtype=np.int64), None)
 
 
 @dataclass
@@ -51,12 +55,10 @@ class Rows:
     bad_N: Bool
     report_by: dict[str, npt.NDArray[np.object_]] = field(default_factory=dict)
     """Per column of `data.report_by`: values as text, None for null."""
-    truncated: Counter[str] = field(default_factory=Counter)
-    """Ids left out because a list was longer than `max_length`, by feature."""
 
     @classmethod
-    def empty(cls, config: DataConfig, num_rows: int) -> "Rows":
-        """Room for `num_rows` rows."""
+    def empty(cls, config: DataConfig, num_rows: int, num_blocks: int = 1) -> "Rows":
+        """Room for `num_rows` rows that come in `num_blocks` blocks."""
         return cls(
             labels_NL=np.empty((num_rows, len(config.labels)), dtype=np.float32),
             dense_ND=np.empty((num_rows, len(config.dense_columns)), dtype=np.float32),
@@ -66,7 +68,7 @@ class Rows:
                 )
                 for t in config.tables
             },
-            lists={f.name: [] for f in config.sparse if f.multi_valued},
+            lists={f.name: [_NO_LISTS] * num_blocks for f in config.sparse if f.multi_valued},
             weight_N=None if config.sample_weight is None else np.empty(num_rows, dtype=np.float32),
             group_N=None if config.group is None else np.empty(num_rows, dtype=np.uint64),
             bad_N=np.zeros(num_rows, dtype=bool),
@@ -185,8 +187,10 @@ class Encoder:
         self._missing = {f.space: keys.special_key(f.space, "missing") for f in config.sparse}
         self._group_seed = keys.space_seed("group")
 
-    def encode(self, columns: dict[str, pa.Array], into: Rows, at: slice) -> dict[int, str]:
-        """Encodes a block into rows `at` of `into`. Returns why rows are bad, by position in the block.
+    def encode(self, columns: dict[str, pa.Array], into: Rows, at: slice, block: int = 0) -> dict[int, str]:
+        """Encodes block number `block` into rows `at` of `into`. Returns why rows are bad, by position in the block.
+
+        Blocks may be encoded at the same time in several threads.
 
         A column that is absent from `columns` is treated as its feature declares.
         """
@@ -204,15 +208,15 @@ class Encoder:
         for position, column in enumerate(config.labels):
             into.labels_NL[at, position] = self._label(columns[column], column, reject)
         position = 0
-        for block in config.dense:
-            self._dense(columns, block, into.dense_ND[at, position : position + len(block.columns)], reject)
-            position += len(block.columns)
+        for dense in config.dense:
+            self._dense(columns, dense, into.dense_ND[at, position : position + len(dense.columns)], reject)
+            position += len(dense.columns)
         for table, features in self._singles.items():
             if features:
                 self._single_table(features, columns, into.singles[table][at], reject)
         for feature in config.sparse:
             if feature.multi_valued:
-                into.lists[feature.name].append(self.list_keys(feature, columns, num_rows, into.truncated, reject))
+                into.lists[feature.name][block] = self.list_keys(feature, columns, num_rows, reject)
         if config.sample_weight is not None and into.weight_N is not None:
             self._sample_weight(columns[config.sample_weight], config.sample_weight, into.weight_N[at], reject)
         for column, values_N in into.report_by.items():
@@ -240,7 +244,7 @@ class Encoder:
             group[gaps] = 0
         return group
 
-    def leave_out(self, into: Rows, at: slice) -> None:
+    def leave_out(self, into: Rows, at: slice, block: int) -> None:
         """Marks rows `at` as bad without values, because they cannot be read."""
         into.bad_N[at] = True
         num_rows = at.stop - at.start
@@ -248,7 +252,7 @@ class Encoder:
             if feature.multi_valued:
                 weights = np.zeros(0, dtype=np.float32) if feature.weights is not None else None
                 nothing = np.zeros(num_rows + 1, dtype=np.int64)
-                into.lists[feature.name].append(Lists(np.zeros(0, dtype=np.uint64), nothing, weights))
+                into.lists[feature.name][block] = Lists(np.zeros(0, dtype=np.uint64), nothing, weights)
 
     def _label(self, array: pa.Array, column: str, reject: Reject) -> Array:
         values, mask = numbers(array)
@@ -433,7 +437,6 @@ class Encoder:
         feature: SparseFeature,
         columns: dict[str, pa.Array],
         num_rows: int,
-        truncated: Counter[str],
         reject: Reject,
         *,
         vocabulary: bool = True,
@@ -468,11 +471,12 @@ class Encoder:
         if not real.all():
             keep(real)
         counts = np.bincount(row, minlength=num_rows).astype(np.int64)
+        truncated = 0
         if counts.max(initial=0) > feature.max_length:
             place = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
             if feature.keep == "last":
                 place = np.repeat(counts, counts) - 1 - place
-            truncated[feature.name] += int((place >= feature.max_length).sum())
+            truncated = int((place >= feature.max_length).sum())
             keep(place < feature.max_length)
             counts = np.minimum(counts, feature.max_length)
         empty = np.flatnonzero(counts == 0)
@@ -481,7 +485,7 @@ class Encoder:
             flat = np.insert(flat, before, self.missing_key(feature))
             weights = np.insert(weights, before, 1.0) if weights is not None else None
             counts[empty] = 1
-        return Lists(flat, np.concatenate([[0], np.cumsum(counts)]), weights)
+        return Lists(flat, np.concatenate([[0], np.cumsum(counts)]), weights, truncated)
 
     def _weights(
         self, feature: SparseFeature, columns: dict[str, pa.Array], lengths: Array, row: Array, reject: Reject

@@ -1,6 +1,5 @@
 """The pass over the training data that finds means, quantiles and vocabularies (`paddlewheel data fit`)."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,7 +53,7 @@ def fit(dataset: Dataset, config: DataConfig, *, on_progress: Callable[[int, int
             if feature.name not in counters:
                 continue
             if feature.multi_valued:
-                lists = encoder.list_keys(feature, columns, num_rows, Counter(), _ignore, vocabulary=False)
+                lists = encoder.list_keys(feature, columns, num_rows, _ignore, vocabulary=False)
                 counters[feature.name].add(lists.keys)
             else:
                 counters[feature.name].add(encoder.single_keys(feature, columns, num_rows, _ignore))

@@ -11,11 +11,13 @@ import concurrent.futures
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from typing_extensions import Self
 
 from data_pipeline.batch import Batch, Span, TableKeys
@@ -106,6 +108,23 @@ class Window:
     """Places handed out."""
     taken_good: int = 0
 
+    def take(self, end: int) -> list[Span]:
+        """Hands out the places up to `end`: which rows of which slices these are."""
+        counts = np.bincount(self.owner_N[self.taken : end], minlength=len(self.slices))
+        spans = []
+        for owner in np.flatnonzero(counts).tolist():
+            count = int(counts[owner])
+            spans.append(Span(self.slices[owner], self.next_row[owner], count))
+            self.next_row[owner] += count
+        self.taken = end
+        return spans
+
+
+_Segment = tuple[Window, int, int, list[Span]]
+"""Places of a window, from and up to, and what rows these are."""
+_Pick = tuple[Rows, npt.NDArray[np.int64]]
+"""Encoded rows, and which of them are meant."""
+
 
 class Loader:
     """Iterator of batches over the slices of one trainer.
@@ -147,6 +166,7 @@ class Loader:
             window_rows=max(1, window_rows),
             done=dict(self._done),
         )
+        self._tables = {t: [f for f in config.sparse if f.table == t] for t in config.tables}
         self._encoder = Encoder(config, Fitted.load(config))
         self._readers = RowGroups(dataset, config, lanes)
         self._threads = config.threads if threads is None else threads
@@ -209,7 +229,7 @@ class Loader:
         """Keeps one window ahead and a bounded number of batches in work; yields them in order."""
         ready: deque[concurrent.futures.Future[Batch]] = deque()
         limit = self._config.prefetch_batches if self._threads else 1
-        segments: list[tuple[Window, int, int]] = []
+        segments: list[_Segment] = []
         gathered = 0
         window = self._next_window()
         while window is not None:
@@ -221,8 +241,8 @@ class Loader:
                 take = min(wanted, here)
                 end = int(current.good_N[current.taken_good + take]) if here > take else current.order_N.size
                 if end > current.taken:
-                    segments.append((current, current.taken, end))
-                current.taken, current.taken_good = end, current.taken_good + take
+                    segments.append((current, current.taken, end, current.take(end)))
+                current.taken_good += take
                 gathered += take
                 if gathered < self._config.batch_rows:
                     break
@@ -242,8 +262,31 @@ class Loader:
         return None if parts is None else self._submit(self._build, parts)
 
     def _build(self, parts: list[Part]) -> Window:
-        """Reads and encodes the blocks of a window and draws the order of its rows."""
-        rows = Rows.empty(self._config, sum(p.num_rows for p in parts if p.done < p.num_rows))
+        """Reads and encodes the blocks of a window, and draws the order of its rows."""
+        fresh = [part for part in parts if part.done < part.num_rows]
+        rows = Rows.empty(self._config, sum(part.num_rows for part in fresh), len(fresh))
+        encoded: list[tuple[Part, dict[str, pa.Array], concurrent.futures.Future[dict[int, str]]]] = []
+        base = 0
+        for block, part in enumerate(fresh):
+            at = slice(base, base + part.num_rows)
+            base = at.stop
+            columns = self._read(part)
+            if columns is None:
+                self._encoder.leave_out(rows, at, block)
+            elif self._threads > 1:
+                encoded.append((part, columns, self._submit(self._encoder.encode, columns, rows, at, block)))
+            else:
+                self._judge(part, columns, self._encoder.encode(columns, rows, at, block))
+        for part, columns, reasons in encoded:
+            self._judge(part, columns, reasons.result())
+        for name, blocks in rows.lists.items():
+            self.counters[f"truncated_ids.{name}"] += sum(lists.num_truncated for lists in blocks)
+            rows.lists[name] = [_join(blocks)]
+        self.counters["rows_decoded"] = self._readers.rows_decoded
+        return self._ordered(parts, rows)
+
+    def _ordered(self, parts: list[Part], rows: Rows) -> Window:
+        """Draws the order in which the rows of a window leave: a function of seed, epoch and `parts` alone."""
         position: dict[int, int] = {}
         for part in parts:
             position.setdefault(part.slice.index, len(position))
@@ -254,18 +297,16 @@ class Loader:
         base = 0
         random = _Random(self._seed, self._epoch)
         for part in parts:
-            piece = part.slice
-            owner = position[piece.index]
+            owner = position[part.slice.index]
             if sizes[owner] == 0:
                 next_row[owner] = part.start
             sizes[owner] += part.num_rows
             if part.done == part.num_rows:
                 places[owner].append(np.full(part.num_rows, -1, dtype=np.int64))
                 continue
-            self._encode(part, rows, slice(base, base + part.num_rows))
             order = np.arange(base, base + part.num_rows, dtype=np.int64)
             if self._shuffle:
-                order = random.draw(0x726F7773, piece.index, part.start).permutation(order)
+                order = random.draw(0x726F7773, part.slice.index, part.start).permutation(order)
             order[: part.done] = -1
             places[owner].append(order)
             base += part.num_rows
@@ -281,100 +322,95 @@ class Loader:
             gone = np.bincount(owner_N[~left], minlength=len(slices))
             next_row = [n + int(g) for n, g in zip(next_row, gone, strict=True)]
             order_N, owner_N = order_N[left], owner_N[left]
-        rows.lists = {name: [_join(blocks)] for name, blocks in rows.lists.items()}
-        self.counters.update({f"truncated_ids.{name}": count for name, count in rows.truncated.items()})
-        self.counters["rows_decoded"] = self._readers.rows_decoded
         good_N = np.flatnonzero(~rows.bad_N[order_N])
         return Window(rows, order_N, owner_N, slices, next_row, good_N)
 
-    def _encode(self, part: Part, rows: Rows, at: slice) -> None:
-        """Reads and encodes a block; what happens to bad files and rows is decided here."""
-        file = self._dataset.files[part.slice.file]
+    def _read(self, part: Part) -> dict[str, pa.Array] | None:
+        """Columns of a block; None if they cannot be read and the job leaves such files out."""
         try:
-            columns = self._readers.read(part.slice, part.start, part.num_rows)
+            return self._readers.read(part.slice, part.start, part.num_rows)
         except DataError as error:
             if self._config.on_bad_file == "fail":
                 raise
-            self.unreadable.setdefault(file.source.name, str(error))
+            self.unreadable.setdefault(self._dataset.files[part.slice.file].source.name, str(error))
             self.counters["unreadable_rows"] += part.num_rows
-            self._encoder.leave_out(rows, at)
-            return
-        reasons = self._encoder.encode(columns, rows, at)
+            return None
+
+    def _judge(self, part: Part, columns: dict[str, pa.Array], reasons: dict[int, str]) -> None:
+        """What happens to bad rows."""
         if not reasons:
             return
+        file = self._dataset.files[part.slice.file]
         first = sum(g.num_rows for g in file.row_groups[: part.slice.row_group]) + part.slice.row_start + part.start
         if self._config.on_bad_row == "fail":
             row, why = min(reasons.items())
             raise DataError(
-                f"{file.source.name}: row {first + row}: {why}; {len(reasons)} of {part.num_rows} rows "
-                "here are unusable "
-                "(data.on_bad_row: skip or quarantine leaves them out)"
+                f"{file.source.name}: row {first + row}: {why}; {len(reasons)} of {part.num_rows} rows here are "
+                "unusable (data.on_bad_row: skip or quarantine leaves them out)"
             )
         self.counters["bad_rows"] += len(reasons)
         if self._quarantine is not None:
             self._quarantine.add(file.source, first, columns, reasons)
 
-    def _assemble(self, segments: list[tuple[Window, int, int]]) -> Batch:
+    def _assemble(self, segments: list[_Segment]) -> Batch:
         """Gathers the rows of a batch and finds the unique keys of each table."""
-        picks: list[tuple[Rows, npt.NDArray[np.int64]]] = []
+        config = self._config
+        picks: list[_Pick] = []
         spans: list[Span] = []
         places = 0
-        for window, start, end in segments:
+        for window, start, end, given in segments:
             at = window.order_N[start:end]
             places += at.size
-            counts = np.bincount(window.owner_N[start:end], minlength=len(window.slices))
-            before = np.bincount(window.owner_N[:start], minlength=len(window.slices))
-            spans += [
-                Span(window.slices[owner], window.next_row[owner] + int(before[owner]), int(counts[owner]))
-                for owner in np.flatnonzero(counts)
-            ]
+            spans += given
             bad = window.rows.bad_N[at]
             picks.append((window.rows, at[~bad] if bad.any() else at))
         num_rows = sum(at.size for _, at in picks)
 
-        def gather(get: Callable[[Rows], Any]) -> Any:
-            pieces = [get(rows).take(at, axis=0) for rows, at in picks]
-            return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-        tables: dict[str, TableKeys] = {}
-        for table in self._config.tables:
-            features = [f for f in self._config.sparse if f.table == table]
-            singles = [f.name for f in features if not f.multi_valued]
-            ids_BF = gather(lambda rows, table=table: rows.singles[table])  # type: ignore[misc]
-            ragged = {
-                f.name: [_gather_lists(rows.lists[f.name][0], at) for rows, at in picks]
-                for f in features
-                if f.multi_valued
-            }
-            flat = [ids_BF.ravel()] + [keys for pieces in ragged.values() for keys, _, _ in pieces]
-            keys_U, positions = unique_keys(flat[0] if len(flat) == 1 else np.concatenate(flat))
-            cursor = ids_BF.size
-            single_BF = positions[:cursor].reshape(num_rows, len(singles))
-            index = {name: single_BF[:, i] for i, name in enumerate(singles)}
-            weights: dict[str, npt.NDArray[np.float32]] = {}
-            for feature in features:
-                if not feature.multi_valued:
-                    continue
-                pieces = ragged[feature.name]
-                count = sum(keys.size for keys, _, _ in pieces)
-                lengths = np.concatenate([n for _, n, _ in pieces])
-                index[feature.name] = _pad(positions[cursor : cursor + count], lengths)
-                cursor += count
-                if feature.weights is not None:
-                    weights[feature.name] = _pad(np.concatenate([w for _, _, w in pieces if w is not None]), lengths)
-            index = {f.name: index[f.name] for f in features}
-            tables[table] = TableKeys(keys_U, index, single_BF, tuple(singles), weights)
         return Batch(
             num_rows=num_rows,
-            dense_BD=gather(lambda rows: rows.dense_ND),
-            labels_BL=gather(lambda rows: rows.labels_NL),
-            tables=tables,
+            dense_BD=_gather(picks, lambda rows: rows.dense_ND),
+            labels_BL=_gather(picks, lambda rows: rows.labels_NL),
+            tables={table: self._table_keys(table, picks) for table in self._tables},
             spans=tuple(spans),
-            sample_weight_B=gather(lambda rows: rows.weight_N) if self._config.sample_weight is not None else None,
-            group_B=gather(lambda rows: rows.group_N) if self._config.group is not None else None,
-            report_by={c: gather(lambda rows, c=c: rows.report_by[c]) for c in self._config.report_by},  # type: ignore[misc]
+            sample_weight_B=None if config.sample_weight is None else _gather(picks, lambda rows: rows.weight_N),
+            group_B=None if config.group is None else _gather(picks, lambda rows: rows.group_N),
+            report_by={c: _gather(picks, partial(_report_values, c)) for c in config.report_by},
             num_skipped_rows=places - num_rows,
         )
+
+    def _table_keys(self, table: str, picks: list[_Pick]) -> TableKeys:
+        """The unique keys of a table, and where each feature's ids are among them."""
+        features = self._tables[table]
+        multi = [f for f in features if f.multi_valued]
+        singles = tuple(f.name for f in features if not f.multi_valued)
+        ids_BF = _gather(picks, lambda rows: rows.singles[table])
+        num_rows = ids_BF.shape[0]
+        ragged = {f.name: [_gather_lists(rows.lists[f.name][0], at) for rows, at in picks] for f in multi}
+        flat = [ids_BF.ravel()] + [keys for pieces in ragged.values() for keys, _, _ in pieces]
+        keys_U, positions = unique_keys(flat[0] if len(flat) == 1 else np.concatenate(flat))
+        cursor = ids_BF.size
+        single_BF = positions[:cursor].reshape(num_rows, len(singles))
+        index = {name: single_BF[:, i] for i, name in enumerate(singles)}
+        weights: dict[str, npt.NDArray[np.float32]] = {}
+        for feature in multi:
+            pieces = ragged[feature.name]
+            lengths = np.concatenate([n for _, n, _ in pieces])
+            end = cursor + sum(keys.size for keys, _, _ in pieces)
+            index[feature.name] = _pad(positions[cursor:end], lengths)
+            cursor = end
+            if feature.weights is not None:
+                weights[feature.name] = _pad(np.concatenate([w for _, _, w in pieces if w is not None]), lengths)
+        return TableKeys(keys_U, {f.name: index[f.name] for f in features}, single_BF, singles, weights)
+
+
+def _report_values(column: str, rows: Rows) -> Any:
+    return rows.report_by[column]
+
+
+def _gather(picks: list[_Pick], get: Callable[[Rows], Any]) -> Any:
+    """The chosen rows of an array that every window has."""
+    pieces = [get(rows).take(at, axis=0) for rows, at in picks]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def _gather_lists(

@@ -271,7 +271,7 @@ def _block(
         array = columns.get(feature.columns[0])
         if feature.multi_valued:
             lists = rows.lists[feature.name][0]
-            item.report.truncated_ids += rows.truncated.pop(feature.name, 0)
+            item.report.truncated_ids += lists.num_truncated
             item.add(lists.keys, np.diff(lists.offsets), encoder.missing_key(feature), array)
         else:
             keys = rows.singles[feature.table][:, places[feature.table]]
