@@ -177,6 +177,37 @@ def train(
 
 
 @app.command
+def data(
+    *,
+    rows: Rows = 1_000_000,
+    batch: Many = (2048,),
+    threads: Many = (1, 2),
+    repeat: Repeat = 3,
+    passes: Passes = 3,
+    seed: Seed = 1,
+    work: Work = None,
+    out: Out = None,
+    overrides: Overrides = (),
+    json: Json = False,
+) -> int:
+    """Rows/s from Parquet to batches ready for a step, beside what pyarrow alone makes of the same columns.
+
+    Parameters
+    ----------
+    rows
+        Rows of one pass, such as 1m.
+    batch
+        Rows a batch.
+    threads
+        Threads of the loader; pyarrow has one, or its own pool.
+    """
+    from trainer.benchmark import reading
+
+    options = _options(rows, seed, repeat, passes, None, work, overrides)
+    return _finish(reading.data(options, batches=batch, threads=threads, say=_say), out, json=json)
+
+
+@app.command
 def ps(
     *,
     keys: Many = (2_000, 20_000, 100_000),
