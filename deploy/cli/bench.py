@@ -203,7 +203,7 @@ def data(
     """
     from trainer.benchmark import reading
 
-    options = _options(rows, seed, repeat, passes, None, work, overrides)
+    options = _options(rows, seed, repeat, passes, None, work, overrides, ())
     return _finish(reading.data(options, batches=batch, threads=threads, say=_say), out, json=json)
 
 
