@@ -340,7 +340,7 @@ class Incarnation:
 
     def _ask(self, what: str, **fields: Any) -> dict[str, Any]:
         reply = self._link.request(what, **fields)
-        if "error" in reply:
+        if "error" in reply and "committed" not in reply:  # a failed commit is an answer
             message = f"the coordinator refused {what!r}: {reply['error']}"
             raise (DataError if reply.get("kind") == "data" else RefusedError)(message)
         return reply

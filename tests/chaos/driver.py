@@ -205,19 +205,27 @@ class ChaosJob:
         return min(after) if after else float("nan")
 
 
-def check_run(job: ChaosJob, outcome: dict[str, Any], undisturbed_auc: float | None) -> history.Report:
+def check_run(
+    job: ChaosJob, outcome: dict[str, Any], undisturbed_auc: float | None, directory: Path | None = None
+) -> history.Report:
     """The promises that hold after any disturbance."""
-    report = history.report(job.run_dir)
-    assert report.exact, report
-    assert [proof.num_rows for proof in report.epochs] == [round(NUM_ROWS * _TRAIN_SHARE)] * job.raw["train"]["epochs"]
-    assert all(proof.is_exact for proof in report.epochs), report
-    newest = checkpoint.latest(job.run_dir / "checkpoints")
-    assert newest is not None
-    saved = checkpoint.read(newest)
-    assert saved.manifest["step"] == report.steps[-1]
-    assert not [path for path in newest.parent.iterdir() if path.name.startswith(".step")]
+    report = check_folder(job.run_dir, directory or job.run_dir / "checkpoints", job.raw["train"]["epochs"])
     result = outcome["result"]
     assert result["dense_hash"], "trainers compare their dense parameters at the end and every restore"
     if undisturbed_auc is not None:
         assert abs(result["eval"]["auc"] - undisturbed_auc) < AUC_TOLERANCE, (result["eval"]["auc"], undisturbed_auc)
+    return report
+
+
+def check_folder(run_dir: Path, directory: Path, epochs: int) -> history.Report:
+    """The journal proves that each row was trained once; the newest checkpoint is whole and the last of the line."""
+    report = history.report(run_dir)
+    assert report.exact, report
+    assert [proof.num_rows for proof in report.epochs] == [round(NUM_ROWS * _TRAIN_SHARE)] * epochs
+    assert all(proof.is_exact for proof in report.epochs), report
+    newest = checkpoint.latest(directory)
+    assert newest is not None
+    saved = checkpoint.read(newest)
+    assert saved.manifest["step"] == report.steps[-1]
+    assert not [path for path in newest.parent.iterdir() if path.name.startswith(".step")]
     return report

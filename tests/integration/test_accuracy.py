@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 JOBS = Path(__file__).parents[2] / "jobs"
 
 
-def _paddlewheel(*arguments: str, cwd: Path) -> dict:
+def _paddlewheel(*arguments: str, cwd: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.cli", *arguments, "--json"],
+        [sys.executable, "-m", "deploy.cli", *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -24,7 +24,13 @@ def _paddlewheel(*arguments: str, cwd: Path) -> dict:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)
+    return done.stdout
+
+
+def _train(job: str, sets: list[str], cwd: Path) -> dict:
+    """The evaluation at the end."""
+    output = _paddlewheel("train", str(JOBS / job), *(f"--set={s}" for s in sets), "--json", cwd=cwd)
+    return json.loads(output)["result"]["eval"]
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +45,7 @@ def clicks(tmp_path_factory) -> tuple[Path, float]:
 def test_synthetic_clicks_are_learned_to_within_0_005_of_the_best_auc(clicks, tmp_path: Path, roles: int) -> None:
     folder, best = clicks
     sets = [f"run_dir={tmp_path}", f"cluster.servers={roles}", f"cluster.trainers={roles}"]
-    outcome = _paddlewheel("train", str(JOBS / "quickstart.yaml"), *(f"--set={s}" for s in sets), cwd=folder)
-    auc = outcome["result"]["eval"]["auc"]
+    auc = _train("quickstart.yaml", sets, folder)["auc"]
     assert best - 0.005 < auc <= best + 0.002, (auc, best)
 
 
@@ -52,9 +57,9 @@ def test_criteo_sample_reaches_its_yardsticks(shared_data: Path, tmp_path: Path)
     found = []
     for seed in range(3):
         sets = [f"run_dir={tmp_path / str(seed)}", f"seed={seed}"]
-        outcome = _paddlewheel("train", str(JOBS / "criteo-deepfm.yaml"), *(f"--set={s}" for s in sets), cwd=tmp_path)
-        assert outcome["result"]["eval"]["rows"] == 3_433
-        found.append((outcome["result"]["eval"]["auc"], outcome["result"]["eval"]["logloss"]))
+        report = _train("criteo-deepfm.yaml", sets, tmp_path)
+        assert report["rows"] == 3_433
+        found.append((report["auc"], report["logloss"]))
     auc, logloss = np.mean(found, axis=0)
     assert auc >= 0.775, found
     assert logloss <= 0.425, found
