@@ -28,6 +28,7 @@ import grpc.aio
 import psutil
 
 from deploy.display import Display, choose_display, duration
+from deploy.hosts import HostsConfig
 from trainer.config import JobConfig
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
@@ -148,9 +149,10 @@ def run_local(
     restore: Path | None = None,
     resume: Resume = "auto",
     display: Display | None = None,
+    hosts: HostsConfig | None = None,
     child_commands: Mapping[str, Sequence[str]] | None = None,
 ) -> RunOutcome:
-    """Runs the job with its servers and trainers on this machine. Call it from the main thread: it handles signals.
+    """Runs the job with its servers and trainers on this machine, or on others. Call it from the main thread: signals.
 
     Args:
         job: what to run.
@@ -159,6 +161,7 @@ def run_local(
         resume: auto goes on from the newest checkpoint of the same job, always also if the job was changed, never
             begins again and puts old checkpoints aside. A job that is trained already is not trained again.
         display: shows progress; a bar or log lines on standard error by default.
+        hosts: where servers and trainers run; the coordinator always runs here. None: all of them here.
         child_commands: programs that replace the Paddle children, by role (for tests).
 
     Raises:
@@ -171,11 +174,14 @@ def run_local(
     log_dir = run_dir / "logs" if mode == "train" else run_dir / "logs" / mode
     log_dir.mkdir(parents=True, exist_ok=True)
     plan = plan_of(job, mode, restore=restore, resume=resume)
+    if hosts is not None and plan.http_address is not None and job.metrics.address is None:
+        port = plan.http_address.rpartition(":")[2]
+        plan = plan.model_copy(update={"http_address": f"{hosts.coordinator}:{port}"})
     with _sole_use(run_dir):
         if (result := resuming.finished(plan)) is not None:
             return _nothing_to_do(plan, result, log_dir)
-        _check_ports(job)
-        launcher = _Launcher(job, plan, log_dir, display or choose_display(), child_commands or {})
+        _check_ports(job, hosts)
+        launcher = _Launcher(job, plan, log_dir, display or choose_display(), hosts, child_commands or {})
         outcome = asyncio.run(launcher.run())
         if outcome.result:
             name = "result.json" if mode == "train" else f"{mode}.json"
@@ -217,12 +223,13 @@ def _sole_use(run_dir: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _check_ports(job: JobConfig) -> None:
-    """Refuses taken ports before anything starts."""
+def _check_ports(job: JobConfig, hosts: HostsConfig | None) -> None:
+    """Refuses taken ports of this machine before anything starts."""
     cluster = job.cluster
-    ports = [*(cluster.server_ports or ()), *([cluster.coordinator_port] if cluster.coordinator_port else [])]
-    for port in ports:
-        reserve_port(cluster.address, port).close()
+    address = cluster.address if hosts is None else hosts.coordinator
+    ports = [*((cluster.server_ports or ()) if hosts is None else ())]
+    for port in [*ports, *([cluster.coordinator_port] if cluster.coordinator_port else [])]:
+        reserve_port(address, port).close()
 
 
 @dataclass
@@ -256,10 +263,12 @@ class _Launcher:
         plan: JobPlan,
         log_dir: Path,
         display: Display,
+        hosts: HostsConfig | None,
         child_commands: Mapping[str, Sequence[str]],
     ) -> None:
         self._job, self._plan, self._log_dir, self._display = job, plan, log_dir, display
-        self._child_commands = child_commands
+        self._hosts, self._child_commands = hosts, child_commands
+        self._own_address = job.cluster.address if hosts is None else hosts.coordinator
         self._security = Security.from_environment()
         self._coordinator: Process | None = None
         self._address = ""
@@ -340,7 +349,7 @@ class _Launcher:
     async def _open(self) -> None:
         """Starts the coordinator and learns its address."""
         cluster = self._job.cluster
-        listen = self._address or f"{cluster.address}:{cluster.coordinator_port or 0}"
+        listen = self._address or f"{self._own_address}:{cluster.coordinator_port or 0}"
         read_end, write_end = os.pipe()
         log = self._log_dir / "coordinator.log"
         command = [
@@ -367,10 +376,10 @@ class _Launcher:
         if not line:
             raise LaunchError(f"the coordinator did not open its port; {log} says:\n{_tail(log)}")
         said = json.loads(line)
-        self._address = f"{cluster.address}:{said['port']}"
+        self._address = f"{self._own_address}:{said['port']}"
         self._display.note("info", f"coordinator at {self._address}; logs in {self._log_dir}")
         if "page_port" in said:
-            host = self._job.metrics.address or cluster.address
+            host = self._job.metrics.address or self._own_address
             self._display.note("info", f"status page at {said['page_scheme']}://{host}:{said['page_port']}/")
         for name, number in (("pserver", cluster.servers), ("trainer", cluster.trainers)):
             for rank in range(number if not self._num_revivals else 0):
@@ -379,6 +388,9 @@ class _Launcher:
                 )
 
     def _agent_command(self, name: str, rank: int) -> list[str]:
+        if self._hosts is not None:
+            place = next(place for place in self._hosts.places(name) if place.rank == rank)
+            return place.connected(place.shell_command(self._job, self._address, targets_folder(self._job)))
         cluster = self._job.cluster
         command = [sys.executable, "-m", "trainer.agent", "--role", name, "--rank", str(rank)]
         command += ["--coordinator", self._address, "--host", cluster.address]
@@ -398,7 +410,7 @@ class _Launcher:
 
     def _environment(self, role: _Role) -> dict[str, str]:
         """Threads of the trainer's libraries: the machine's cores divided, unless the user says otherwise."""
-        if role.name != "trainer":
+        if role.name != "trainer" or self._hosts is not None:
             return {}
         cores = len(os.sched_getaffinity(0))
         threads = self._job.cluster.trainer_threads or max(1, cores // self._job.cluster.trainers)

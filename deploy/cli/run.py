@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from deploy.cli.arguments import JobFile, Json, Overrides, answer
 
 if TYPE_CHECKING:
+    from deploy.hosts import HostsConfig
     from trainer.config import JobConfig
 
 
@@ -20,10 +21,16 @@ def train(
     fresh: Annotated[
         bool, Parameter(negative=(), help="Begin again; checkpoints of earlier runs are put aside, not removed.")
     ] = False,
+    hosts: Annotated[
+        Path | None, Parameter(help="Machines for servers and trainers (YAML, see deploy/README.md); else this one.")
+    ] = None,
+    print_commands: Annotated[
+        bool, Parameter(negative=(), help="With --hosts: print what to type on each machine, and start nothing.")
+    ] = False,
     overrides: Overrides = (),
     json: Json = False,
 ) -> int:
-    """Train a job on this machine: coordinator, servers and trainers, with progress, checkpoints and an evaluation.
+    """Train a job: coordinator, servers and trainers, with progress, checkpoints and an evaluation.
 
     Everything that the job needs is checked before anything starts. A run that was interrupted goes on from its newest
     checkpoint; one that is trained already is not trained again. Ctrl-C saves a checkpoint and stops in order.
@@ -33,7 +40,17 @@ def train(
     if resume and fresh:
         raise ResumeChoiceError("give --resume or --fresh, not both")
     choice: Literal["auto", "always", "never"] = "always" if resume else "never" if fresh else "auto"
-    return _run(JobConfig.load(job, overrides), "train", None, choice, json=json)
+    config = JobConfig.load(job, overrides)
+    placed = None
+    if hosts is not None:
+        from deploy.hosts import HostsConfig
+        from deploy.hosts import print_commands as commands_of
+
+        placed = HostsConfig.load(hosts, config)
+        if print_commands:
+            print(commands_of(config, job, placed, overrides))
+            return 0
+    return _run(config, "train", None, choice, hosts=placed, json=json)
 
 
 class ResumeChoiceError(ValueError):
@@ -69,12 +86,13 @@ def _run(
     restore: Path | None,
     resume: Literal["auto", "always", "never"],
     *,
+    hosts: "HostsConfig | None" = None,
     json: bool,
 ) -> int:
     from deploy import preflight
     from deploy.launcher import run_local
 
     preflight.check(job, mode)
-    outcome = run_local(job, mode, restore=restore, resume=resume)
+    outcome = run_local(job, mode, restore=restore, resume=resume, hosts=hosts)
     answer(outcome.to_json(), json=json, text=outcome.summary)
     return outcome.exit_code
