@@ -1,0 +1,214 @@
+"""Where a run begins: what is in its folders, whole or damaged, of the same job or another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer import checkpoint
+from trainer.coordinator import resume
+from trainer.coordinator.plan import JobPlan
+from trainer.coordinator.resume import ResumeError, Start
+from trainer.coordinator.service import Journal
+
+JOB: dict[str, Any] = {
+    "name": "j",
+    "seed": 1,
+    "data": {"train": "/a", "eval": "/b", "labels": ["click"], "threads": 2},
+    "tables": {"default": {"width": 4}},
+    "model": {"kind": "fm"},
+    "train": {"epochs": 2, "dense": {"learning_rate": 0.1}},
+    "cluster": {"servers": 1},
+}
+
+
+def plan_of(run_dir: Path, **fields: Any) -> JobPlan:
+    return JobPlan(
+        **{
+            "name": "j",
+            "num_servers": 1,
+            "num_trainers": 1,
+            "run_dir": str(run_dir),
+            "job": JOB,
+            "tables": {},
+            **fields,
+        }
+    )
+
+
+def changed(**sections: Any) -> dict[str, Any]:
+    return {**JOB, **{name: {**JOB[name], **values} for name, values in sections.items()}}
+
+
+def save(run_dir: Path, step: int, *, epoch: int = 0, version: int = 1) -> Path:
+    draft = checkpoint.Draft(run_dir / "checkpoints", f".step-{step}-x", step)
+    (draft.sparse / "part").write_text("content")
+    cursor = {
+        "version": version,
+        "step": step,
+        "rows": step,
+        "draft": draft.path.name,
+        "parent": None,
+        "incarnation": 1,
+        "spans": [],
+        "position": {"epoch": epoch, "done": []},
+        "job": resume.identity(JOB),
+    }
+    draft.finish(dense={"w": np.zeros(2, np.float32)}, cursor=cursor, facts={})
+    return checkpoint.commit(draft.path, step, 10)
+
+
+def damage(path: Path) -> None:
+    part = path / "sparse" / "part"
+    part.write_text("CONTENT")
+
+
+def test_nothing_there_is_a_beginning(tmp_path: Path) -> None:
+    assert resume.examine(plan_of(tmp_path)) == Start()
+    assert resume.prepare(plan_of(tmp_path)) == Start()
+    with pytest.raises(ResumeError, match="holds no checkpoint to go on from"):
+        resume.examine(plan_of(tmp_path, resume="always"))
+
+
+def test_the_newest_is_taken_unless_told_otherwise(tmp_path: Path) -> None:
+    save(tmp_path, 9)
+    newest = save(tmp_path, 10)
+    assert resume.examine(plan_of(tmp_path)).path == newest
+    assert resume.examine(plan_of(tmp_path, resume="never")) == Start()
+    assert resume.examine(plan_of(tmp_path, restore=str(tmp_path / "checkpoints" / "step-9"))).cursor["step"] == 9
+    assert resume.examine(plan_of(tmp_path, mode="evaluate")) == Start()
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (changed(train={"dense": {"learning_rate": 0.2}}), "train.dense.learning_rate: 0.1 before, 0.2 now"),
+        (changed(tables={"default": {"width": 8}}), "tables.default.width: 4 before, 8 now"),
+        ({**JOB, "seed": 2}, "seed: 1 before, 2 now"),
+        (changed(data={"labels": ["buy"]}), "data.labels"),
+    ],
+)
+def test_a_job_with_other_values_is_refused_unless_told_otherwise(tmp_path: Path, job: Any, words: str) -> None:
+    newest = save(tmp_path, 3)
+    for call in (resume.examine, resume.prepare, resume.finished):
+        with pytest.raises(ResumeError) as refusal:
+            call(plan_of(tmp_path, job=job))
+        assert words in str(refusal.value)
+        assert "--resume" in str(refusal.value)
+        assert "--fresh" in str(refusal.value)
+    assert resume.examine(plan_of(tmp_path, job=job, resume="always")).path == newest
+    assert resume.examine(plan_of(tmp_path, job=job, resume="never")) == Start()
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        changed(data={"train": "/elsewhere", "threads": 7}),
+        changed(train={"epochs": 9}),
+        changed(cluster={"servers": 4}),
+        {**JOB, "control": {"silence_seconds": 9}},
+    ],
+)
+def test_what_the_model_does_not_depend_on_may_change(tmp_path: Path, job: Any) -> None:
+    newest = save(tmp_path, 3)
+    assert resume.examine(plan_of(tmp_path, job=job)).path == newest
+
+
+def test_a_cursor_of_another_version_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 3, version=7)
+    with pytest.raises(ResumeError, match="cursor of version 7"):
+        resume.examine(plan_of(tmp_path))
+
+
+def test_damaged_ones_are_put_aside(tmp_path: Path) -> None:
+    good = save(tmp_path, 1)
+    damage(save(tmp_path, 2))
+    damage(save(tmp_path, 3))
+    start = resume.prepare(plan_of(tmp_path))
+    assert start.path == good
+    assert len(start.notes) == 2
+    assert "step-3" in start.notes[0]
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"LATEST", "step-1", "step-2.damaged", "step-3.damaged"}
+
+
+def test_a_fresh_start_puts_all_aside(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    start = resume.prepare(plan_of(tmp_path, resume="never"))
+    assert start.path is None
+    assert "2 checkpoints" in start.notes[0]
+    assert {path.name for path in (tmp_path / "checkpoints").glob("set-aside-*/*")} == {"step-1", "step-2"}
+    assert checkpoint.committed(tmp_path / "checkpoints") == []
+
+
+def test_what_a_killed_coordinator_left_is_cleared(tmp_path: Path) -> None:
+    good = save(tmp_path, 1)
+    directory = tmp_path / "checkpoints"
+    for name in (".step-5-incarnation-1-draft-1", ".removed-step-0", ".step-4.draft"):
+        (directory / name).mkdir()
+    (directory / ".LATEST.new").write_text("x")
+    (good / "sparse" / ".default-staged").mkdir()
+    save(tmp_path, 7).rename(directory / ".replaced-7")  # killed between two renames
+    start = resume.prepare(plan_of(tmp_path))
+    assert start.path == directory / "step-7"
+    assert {path.name for path in directory.iterdir()} == {"LATEST", "step-1", "step-7"}
+    assert not list(good.rglob(".*"))
+
+
+def test_two_coordinators_do_not_share_a_folder(tmp_path: Path) -> None:
+    with resume.sole_use(tmp_path / "c"), pytest.raises(resume.DirectoryBusyError), resume.sole_use(tmp_path / "c"):
+        pass
+    with resume.sole_use(tmp_path / "c"):
+        pass
+
+
+def test_a_finished_job_is_known_by_its_journal(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    assert resume.finished(plan) is None
+    save(tmp_path, 5, epoch=2)
+    assert resume.finished(plan) is None  # saved, but not yet evaluated
+    journal = Journal(plan.journal)
+    journal.write({"what": "over", "exit_code": 0, "cause": "", "culprit": "", "result": {"rows": 5}})
+    journal.close()
+    assert resume.finished(plan) == {"rows": 5}
+    assert resume.finished(plan_of(tmp_path, job=changed(train={"epochs": 3}))) is None
+    assert resume.finished(plan_of(tmp_path, resume="never")) is None
+
+
+def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.write({"what": "one"})
+    journal.close()
+    with path.open("a") as file:
+        file.write('{"what": "tw')
+    journal = Journal(path)
+    journal.write({"what": "three"})
+    journal.close()
+    assert [record["what"] for record in resume.read_journal(path)] == ["one", "three"]
+
+
+def test_a_journal_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    write = os.write
+
+    def half(fd: int, content: bytes) -> int:
+        write(fd, bytes(content)[:5])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(OSError, match="No space"):
+        journal.write({"what": "lost"})
+    monkeypatch.undo()
+    journal.write({"what": "kept"})
+    journal.close()
+    assert [record["what"] for record in resume.read_journal(path)] == ["kept"]
+    assert json.loads(path.read_text().splitlines()[-1])["what"] == "kept"
