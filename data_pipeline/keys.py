@@ -97,8 +97,8 @@ def unique_keys(keys_N: UInt64) -> tuple[UInt64, npt.NDArray[np.int32]]:
     slot = (keys_N >> shift).view(np.int64)
     places = np.arange(keys_N.size, dtype=np.int64)
     table[slot] = places
-    winner = table[slot]
-    lost = np.flatnonzero(keys_N[winner] != keys_N)
+    winner = table.take(slot)
+    lost = np.flatnonzero(keys_N.take(winner) != keys_N)
     factor = 0x9E3779B97F4A7C15
     while lost.size:
         keys = keys_N[lost]
@@ -110,7 +110,7 @@ def unique_keys(keys_N: UInt64) -> tuple[UInt64, npt.NDArray[np.int32]]:
     first = np.flatnonzero((winner == places) & (keys_N != 0))
     rank = np.zeros(keys_N.size, dtype=np.int32)
     rank[first] = np.arange(1, first.size + 1, dtype=np.int32)
-    return keys_N[first], rank[winner]
+    return keys_N[first], rank.take(winner)
 
 
 def _rotl(x: UInt64, bits: int) -> UInt64:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 Float = npt.NDArray[np.float64]
-_CARDINALITIES = {"user": 400, "item": 300, "site": 80, "category": 20, "segment": 12, "device": 6, "hour": 24}
+_CARDINALITIES = {"user": 120, "item": 90, "site": 30, "category": 20, "segment": 12, "device": 6, "hour": 24}
 _NUM_TAGS = 40
 _MAX_TAGS = 5
 _DENSE = ("price", "age", "recency", "depth")
