@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml setup.py
 	fi; \
 	echo "Making $(VENV) with $$("$$python" --version); Paddle is large, this takes a minute or two."; \
 	"$$python" -m venv --clear "$(VENV)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRA),dev,plot]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRA),dev,plot,tune]'
 	@touch $@
 
 proto: $(PROTO)  ## the coordinator's gRPC code, after an edit of its .proto file

@@ -288,6 +288,15 @@ def _parse_yaml(text: str, source: str) -> Any:
         raise ConfigError(source, [Problem("", f"{where}not readable as YAML: {what}")]) from None
 
 
+def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """A YAML mapping, by the rules of job files.
+
+    Raises:
+        ConfigError: it cannot be read, or is no mapping.
+    """
+    return _read(os.fspath(path))
+
+
 def _read(source: str) -> dict[str, Any]:
     try:
         text = Path(source).read_text(encoding="utf-8")

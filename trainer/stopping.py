@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
 Metric = Literal["auc", "gauc", "gauc_by_clicks", "logloss", "normalised_entropy", "calibration_error"]
-_HIGHER_IS_BETTER = frozenset({"auc", "gauc", "gauc_by_clicks"})
+HIGHER_IS_BETTER = frozenset({"auc", "gauc", "gauc_by_clicks"})
 
 
 class EvaluationConfig(BaseModel):
@@ -89,7 +89,7 @@ class BestSoFar:
     def _improves(self, value: float) -> bool:
         if self.value is None:
             return True
-        gain = value - self.value if self._config.metric in _HIGHER_IS_BETTER else self.value - value
+        gain = value - self.value if self._config.metric in HIGHER_IS_BETTER else self.value - value
         return gain > self._config.min_improvement
 
     def state(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_runs_go_on_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         asked.append((variant.name, config.seed))
         return {"eval": {"auc": 0.7, "logloss": 0.4}, "rows": 10, "seconds": 1.0}
 
-    monkeypatch.setattr(lab, "_execute", execute)
+    monkeypatch.setattr(lab, "execute", execute)
     variants = [Variant.parse("single"), Variant.parse("1x1")]
     lab.run_all(job(), variants, [1], tmp_path, lambda _: None)
     store = tmp_path / "runs.jsonl"

@@ -135,7 +135,7 @@ def run_all(
         for variant in variants:
             if (variant.name, seed) in done:
                 continue
-            result = _execute(variant, variant.job(job, seed, out / "run"), out)
+            result = execute(variant, variant.job(job, seed, out / "run"), out)
             score = result["eval"]
             if score["auc"] is None:
                 raise ParityError("the evaluation rows have one class only, so there is no AUC to compare")
@@ -171,7 +171,12 @@ def _refuse_another_job(job: JobConfig, path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _execute(variant: Variant, job: JobConfig, out: Path) -> dict[str, Any]:
+def execute(variant: Variant, job: JobConfig, out: Path) -> dict[str, Any]:
+    """One run; the fields of its `result`. Its files are removed.
+
+    Raises:
+        ParityError: the run failed.
+    """
     shutil.rmtree(job.run_dir, ignore_errors=True)
     file = out / "variant.json"
     file.write_text(job.model_dump_json(), encoding="utf-8")
