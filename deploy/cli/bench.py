@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 app = App(name="bench", help="Measure speed on this machine, next to peers and ceilings; compare two measurements.")
 
+app.command(
+    "deploy.cli.recovery:recovery", name="recovery", help="What the loss of a server costs, by size of the tables."
+)
+
 System = Literal["paddlewheel", "paddle-fleet", "torch-fp32", "torch-bf16"]
 _SYSTEMS: tuple[System, ...] = ("paddlewheel", "paddle-fleet", "torch-fp32", "torch-bf16")
 
