@@ -155,6 +155,8 @@ class _Feature:
             array = array.dictionary_decode()
         if pat.is_null(array.type) or len(array) == 0:
             return
+        if pat.is_timestamp(array.type):
+            array = array.cast(pa.timestamp("us"), safe=False)  # nanoseconds as Python values would need pandas
         if not (pat.is_boolean(array.type) or pat.is_binary(array.type) or pat.is_large_binary(array.type)):
             ends = pc.min_max(array).as_py()
             self._range(ends["min"], ends["max"])

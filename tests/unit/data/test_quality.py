@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import json
 
 import numpy as np
@@ -129,3 +130,24 @@ def test_a_sample_reads_less_and_from_everywhere(tmp_path):
     found = checked(tmp_path, config(), sample_rows=40_000)
     assert 30_000 < found.rows_read < 70_000
     assert found.features[0].distinct > 2
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1001, None] * 10, pa.timestamp("ns")),
+        pa.array([18000, 18001] * 10, pa.date32()),
+        pa.array([b"a", None] * 10),
+        pa.array([True, False] * 10),
+        pa.array([decimal.Decimal("1.5"), None] * 10),
+        pa.array([[b"a"], [None, b"b"]] * 10),
+        pa.nulls(20),
+    ],
+    ids=lambda c: str(c.type),
+)
+def test_every_kind_of_id_column_can_be_described(tmp_path, column):
+    write(tmp_path / "a.parquet", {"click": [0, 1] * 10, "v": column})
+    found = checked(tmp_path, config(sparse=[{"name": "v", "max_length": 4}]))
+    assert found.errors == []
+    assert found.features[0].rows == 20
+    json.dumps(found.to_json())
