@@ -98,7 +98,7 @@ class Agent:
     def __init__(self, options: AgentOptions, security: Security) -> None:
         self._options = options
         self._security = security
-        self._log = structlog.get_logger().bind(role=options.role)
+        self._log = structlog.get_logger().bind(job=options.job_name, role=options.role)
         self._outbox: asyncio.Queue[pb.AgentMessage] = asyncio.Queue()
         self._holder: socket.socket | None = None
         self._child: _Child | None = None

@@ -34,7 +34,7 @@ def run(spec_line: str, link: AgentLink, signals: Signals) -> int:
                 incarnation = Incarnation(Spec.from_json(json.loads(spec_line)), link, signals, resources)
             except ValueError as error:
                 raise _FixJobError(str(error)) from error
-            link.event("ready")
+            link.event("ready", step=incarnation.first_step)
             result = incarnation.run()
             if result is None:
                 return EXIT_STOPPED

@@ -35,6 +35,7 @@ from trainer.program import DenseProgram, ListFeature, TableLayout
 from trainer.sampling import logit_shift, sample_negatives
 from trainer.schedule import rate_factor
 from trainer.stopping import BestSoFar, due, due_after_epoch
+from trainer.telemetry import DurationHistogram
 
 _SECONDS_BETWEEN_PROGRESS = 0.5
 _COMMITTED, _STOP = 1, 2
@@ -107,6 +108,7 @@ class Incarnation:
     def __init__(self, spec: Spec, link: AgentLink, signals: Signals, resources: ExitStack) -> None:
         self._spec, self._link, self._signals = spec, link, signals
         self._traffic, self._log = Traffic(), SpanLog()
+        self._lease_waits = DurationHistogram()
         self._data_counters: Counter[str] = Counter()
         self._loader: Loader | None = None
         self._saved: dict[str, Any] = {}
@@ -160,6 +162,11 @@ class Incarnation:
         self._check_identical()
         self._started = self._reported = time.monotonic()
         self._rows_before = self._loop.progress.rows
+
+    @property
+    def first_step(self) -> int:
+        """Steps that the restored checkpoint had taken."""
+        return self._loop.progress.step
 
     def run(self) -> dict[str, Any] | None:
         """Train and evaluate, or evaluate alone: the fields of the `result` event; None after an agreed stop."""
@@ -334,9 +341,15 @@ class Incarnation:
 
     def _leased(self, epoch: int, by_index: dict[int, Slice]) -> Iterator[Slice]:
         """Slices as the coordinator gives them; it is asked when the loader needs more."""
-        while indices := self._ask("lease", epoch=epoch)["slices"]:
+        while indices := self._timed_lease(epoch):
             for index in indices:
                 yield by_index[int(index)]
+
+    def _timed_lease(self, epoch: int) -> list[int]:
+        started = time.perf_counter()
+        slices: list[int] = self._ask("lease", epoch=epoch)["slices"]
+        self._lease_waits.observe(time.perf_counter() - started)
+        return slices
 
     def _ask(self, what: str, **fields: Any) -> dict[str, Any]:
         reply = self._link.request(what, **fields)
@@ -403,6 +416,7 @@ class Incarnation:
                 **{phase: histogram.to_json() for phase, histogram in self._loop.phases.durations.items()},
                 "servers_pull": traffic.pulls.to_json(),
                 "servers_push": traffic.pushes.to_json(),
+                "lease": self._lease_waits.to_json(),
             },
         )
 

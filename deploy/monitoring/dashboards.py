@@ -263,6 +263,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
                 unit="percentunit",
                 text="Share of a trainer's time. Near 0: data keeps up.",
             ),
+            _chart("Waiting for the next rows", *_quantiles("paddlewheel_trainer_lease_seconds"), unit="s"),
             _chart("Batches ready", _q("paddlewheel_trainer_ready_batches{JOB}", "trainer {{rank}}")),
             _chart(
                 "Unique keys per batch and table",

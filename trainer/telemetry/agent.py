@@ -130,10 +130,14 @@ class Telemetry(Collector):
         elif kind == "progress":
             self._progress(event)
         elif kind == "result":
-            evaluation = event.get("eval")
-            if isinstance(evaluation, Mapping):
-                self._set("trainer_eval_auc", evaluation.get("auc"))
-                self._set("trainer_eval_logloss", evaluation.get("logloss"))
+            self._evaluation(event.get("eval"))
+        elif kind == "evaluation":
+            self._evaluation(event)
+
+    def _evaluation(self, report: Any) -> None:
+        if isinstance(report, Mapping):
+            self._set("trainer_eval_auc", report.get("auc"))
+            self._set("trainer_eval_logloss", report.get("logloss"))
 
     def _progress(self, event: Mapping[str, Any]) -> None:
         for name in ("epoch", "loss", "auc", "staleness_steps", "ready_batches"):
@@ -148,6 +152,7 @@ class Telemetry(Collector):
                 self._histogram("trainer_step_phase_seconds", durations.get(phase), phase=phase)
             self._histogram("trainer_pull_seconds", durations.get("servers_pull"))
             self._histogram("trainer_push_seconds", durations.get("servers_push"))
+            self._histogram("trainer_lease_seconds", durations.get("lease"))
 
     # -- inside
 

@@ -140,6 +140,7 @@ CATALOGUE: tuple[Metric, ...] = (
         ("trainer_pulled_keys_total", _C, "Unique keys pulled, counted per batch and table."),
         ("trainer_staleness_steps", _G, "Batches whose push the servers had not applied when the last pull began."),
         ("trainer_ready_batches", _G, "Batches read and pulled, waiting for the step."),
+        ("trainer_lease_seconds", _H, "Time from asking the coordinator for the next rows until its answer."),
         ("trainer_skipped_rows_total", _C, "Rows left out because the job says so (on_bad_row, on_bad_file)."),
         ("trainer_truncated_ids_total", _C, "Ids cut off lists longer than max_length."),
         ("trainer_gpu_memory_bytes", _G, "Memory in use on a GPU that this trainer sees.", Label("gpu")),
