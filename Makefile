@@ -47,7 +47,7 @@ $(PROTO): trainer/coordinator/coordinator.proto setup.py | $(STAMP)
 
 quickstart: $(STAMP) $(PROTO)  ## makes click data, trains on it with 2 servers and 2 trainers, evaluates
 	@if [ ! -f data/quickstart/best.json ]; then $(BIN)/paddlewheel data synth data/quickstart --rows 400k --seed 1; fi
-	$(BIN)/paddlewheel train jobs/quickstart.yaml
+	$(BIN)/paddlewheel train --fresh jobs/quickstart.yaml
 	$(BIN)/paddlewheel evaluate jobs/quickstart.yaml
 
 test: $(STAMP) $(PROTO)  ## the whole test suite

@@ -170,7 +170,7 @@ class _World:
         gaps = random.random_sample(dense.shape) < 0.05
         logit = -1.6 + sum(self.effects[name][at] for name, at in ids.items())
         logit = logit + np.bincount(row, self.tag_effects[tags], rows) / np.maximum(num_tags, 1)
-        logit += 0.5 * np.einsum(
+        logit += 0.3 * np.einsum(
             "nr,nr->n", self.segment_vectors[ids["segment"]], self.category_vectors[ids["category"]]
         )
         logit += np.where(gaps, 0.0, dense) @ self.dense_effects
