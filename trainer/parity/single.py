@@ -21,12 +21,13 @@ from trainer.parity.memory import MemoryClient
 from trainer.program import DenseProgram
 from trainer.sampling import logit_shift, sample_negatives
 from trainer.schedule import rate_factor
+from trainer.stopping import due_after_epoch
 
 
 def run(job: JobConfig) -> dict[str, Any]:
     """Trains and evaluates; the fields of a run's `result` that a single process has.
 
-    Every step sees all updates before it. Evaluations within training and early stopping are left out.
+    Every step sees all updates before it. Evaluations by steps, early stopping and checkpoints are left out.
     """
     tables = {name: job.tables[name] for name in job.data.tables}
     client = cast("Client", MemoryClient(tables, job.seed))
@@ -52,6 +53,7 @@ def run(job: JobConfig) -> dict[str, Any]:
         on_step=lambda *_: None,
         rate_factor=lambda step: rate_factor(job.train.dense.schedule, step, total_steps),
     )
+    evaluations: list[dict[str, Any]] = []
     started = time.monotonic()
     for epoch in range(job.train.epochs):
         loop.progress.epoch = epoch
@@ -62,6 +64,8 @@ def run(job: JobConfig) -> dict[str, Any]:
                 batches = sample_negatives(batches, job.train.negative_sampling, seed=job.seed, epoch=epoch)
             with Exchange(client, batches, max_staleness_steps=0, embedding_l2=job.train.embedding_l2) as exchange:
                 loop.epoch(exchange, rows_left=data.num_rows, synchronous=False, on_checkpoint=lambda: None)
+        if job.data.eval and due_after_epoch(job.train.evaluation, epoch, job.train.epochs):
+            evaluations.append({"epoch": epoch, **_evaluate(job, program, client, sync)})
     progress, seconds = loop.progress, time.monotonic() - started
     result: dict[str, Any] = {
         "rows": progress.rows,
@@ -70,14 +74,19 @@ def run(job: JobConfig) -> dict[str, Any]:
         "rows_per_second": progress.rows / seconds,
         "loss": progress.loss_sum / progress.weight_sum if progress.weight_sum else None,
         "bad_steps": progress.bad_steps,
+        "evaluations": evaluations,
         "keys": cast("MemoryClient", client).num_keys(),
     }
     if job.data.eval:
-        scored = Dataset.open(job.data.eval, job.data)
-        slices = assign(plan_epoch(scored, job.seed, 0), 1, 0)
-        with Loader(scored, job.data, slices, seed=job.seed, epoch=0, training=False) as loader:
-            result["eval"] = evaluate(program, client, sync, iter(loader), labels=job.data.labels)
+        result["eval"] = _evaluate(job, program, client, sync)
     return result
+
+
+def _evaluate(job: JobConfig, program: DenseProgram, client: Client, sync: DenseSync) -> dict[str, Any]:
+    data = Dataset.open(job.data.eval, job.data)
+    slices = assign(plan_epoch(data, job.seed, 0), 1, 0)
+    with Loader(data, job.data, slices, seed=job.seed, epoch=0, training=False) as loader:
+        return evaluate(program, client, sync, iter(loader), labels=job.data.labels)
 
 
 def main() -> None:
