@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-# 1, 2, 3, 4, 6, 8, 12, 16, 24 and 48 servers share it evenly, so a checkpoint moves between those as it is. More shards
-# make saves slower: each is a file, and Paddle starts a shell for each (about 10 ms).
-DEFAULT_NUM_SHARDS = 48
+# 1, 2, 3, 4 and 6 servers share this number evenly: a checkpoint moves between those as it is. More shards make saves
+# slower: each is a file, and Paddle starts a shell for each (about 10 ms). Fewer leave cores of a server without work.
+_NUM_SHARDS, _MIN_SHARDS_PER_SERVER = 48, 8
 
 Occurrences = Literal["sum", "mean"]
 _WeightBounds = tuple[float, float]
@@ -144,11 +145,10 @@ class TableConfig(_Frozen):
     def num_shards(self, num_servers: int) -> int:
         """Parts of the table on this many servers: always a multiple of it, or the last server would get too few."""
         if self.shards is None:
-            return (
-                DEFAULT_NUM_SHARDS
-                if DEFAULT_NUM_SHARDS % num_servers == 0
-                else num_servers * -(-DEFAULT_NUM_SHARDS // num_servers)
-            )
+            least = max(_NUM_SHARDS, _MIN_SHARDS_PER_SERVER * num_servers)
+            step = math.lcm(_NUM_SHARDS, num_servers)
+            even, next_best = step * -(-least // step), num_servers * -(-least // num_servers)
+            return even if even < 2 * least else next_best
         if self.shards % num_servers:
             lower = self.shards // num_servers * num_servers
             raise ValueError(

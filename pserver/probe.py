@@ -43,7 +43,7 @@ def identity(host: str, port: int, *, timeout_seconds: float = 5.0) -> str:
 def num_keys(host: str, port: int, table: str, *, timeout_seconds: float = 5.0) -> int:
     """Keys of a table on this server. Raises ServerError, also when the server has no such table.
 
-    The server walks through all its keys for it: ask a few times a minute, not a second.
+    The server walks through all its keys for it (0.1 s of CPU time at 20 million): ask a few times a minute.
     """
     reply = _ask(host, port, Command.PRINT_TABLE_STAT, table_id(table), timeout_seconds)
     return int.from_bytes(reply.data[:8], "little")

@@ -12,7 +12,8 @@ def test_defaults():
 
 
 @pytest.mark.parametrize(
-    ("num_servers", "expected"), [(1, 48), (2, 48), (3, 48), (16, 48), (5, 50), (7, 49), (48, 48), (49, 49)]
+    ("num_servers", "expected"),
+    [(1, 48), (2, 48), (3, 48), (5, 50), (6, 48), (8, 96), (16, 144), (17, 136), (32, 288), (100, 1200)],
 )
 def test_chosen_shards_are_a_multiple_of_the_servers(num_servers, expected):
     assert TableConfig().num_shards(num_servers) == expected

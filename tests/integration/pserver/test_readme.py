@@ -1,0 +1,21 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pserver
+
+
+def test_the_readme_runs(tmp_path):
+    text = (Path(pserver.__file__).parent / "README.md").read_text()
+    before_headings = text.split("\n## ")[0]
+    code = "\n".join(line[4:] for line in before_headings.splitlines() if line.startswith("    "))
+    assert "Client(" in code
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("/tmp", str(tmp_path))],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "lookup" / "default" / "values.npy").exists()
