@@ -147,12 +147,25 @@ def _chart(panel: Panel, curves: list[Curve], start: float, end: float) -> str:
             x, y = line.split(",")
             parts.append(f'<circle cx={x} cy={y} r=2.5 fill="{colour}" />')
         else:
-            parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6" />')
+            for piece in _pieces(curve.points, 2.5 * (end - start) / _NUM_STEPS):
+                line = " ".join(place(at, value) for at, value in piece)
+                parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6" />')
     names = "".join(
         f'<i style="background:{_COLOURS[i % len(_COLOURS)]}"></i>{html.escape(curve.legend)}'
         for i, curve in enumerate(curves[:12])
     )
     return "".join(parts) + f"</svg><div class=legend>{names}</div>"
+
+
+def _pieces(points: tuple[tuple[float, float], ...], gap: float) -> list[list[tuple[float, float]]]:
+    """The curve in pieces: where nothing was measured for longer than `gap` seconds, nothing is drawn."""
+    pieces: list[list[tuple[float, float]]] = []
+    for point in points:
+        if not pieces or point[0] - pieces[-1][-1][0] > gap:
+            pieces.append([])
+        pieces[-1].append(point)
+    # A point alone would be invisible: a short line instead.
+    return [piece if len(piece) > 1 else [piece[0], (piece[0][0] + gap / 4, piece[0][1])] for piece in pieces]
 
 
 def _stack(curves: list[Curve]) -> list[Curve]:
@@ -171,7 +184,7 @@ def _in_unit(value: float, unit: str) -> str:
     if unit == "s":
         return f"{1000 * value:.3g} ms" if 0 < abs(value) < 1 else f"{value:.3g} s"
     if unit in {"bytes", "Bps"}:
-        power = min(4, int(math.log(abs(value), 1024))) if abs(value) >= 1 else 0
+        power = min(4, int(math.log(abs(value) * 1.024, 1024))) if abs(value) >= 1 else 0
         return f"{value / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}{'/s' if unit == 'Bps' else ''}"
     if unit == "none":
         return f"{value:.4g}"

@@ -29,6 +29,8 @@ class JobTelemetry(Collector):
     ) -> None:
         self._status = status
         self.series = Series(of_role("coordinator"), dict(zip(COMMON_LABELS, (job, "coordinator", "0"), strict=True)))
+        for name in ("rows", "rows_expected"):
+            self.series.set(f"{_P}{name}", 0)
         self.series.set(f"{_P}checkpoint_interval_seconds", checkpoint_interval_seconds or 0)
         self._process = ProcessCollector(registry=None)
         self.registry = CollectorRegistry()
@@ -49,9 +51,9 @@ class JobTelemetry(Collector):
             put(f"{_P}members", sum(_is_there(seat) for seat in seats), member_role=role)
         ages = [member["heartbeat_age_seconds"] for member in members if _is_there(member)]
         put(f"{_P}heartbeat_age_seconds", max(ages, default=0.0))
-        progress = status["progress"] or {}
-        put(f"{_P}rows", progress.get("rows") or 0)
-        put(f"{_P}rows_expected", progress.get("total_rows") or 0)
+        if status["progress"]:  # while the job starts again, the last position stays
+            put(f"{_P}rows", status["progress"].get("rows") or 0)
+            put(f"{_P}rows_expected", status["progress"].get("total_rows") or 0)
         put(f"{_P}progress_age_seconds", status["progress_age_seconds"] if status["phase"] == "running" else 0)
         checkpoint = status["checkpoint"]
         put(f"{_P}checkpoint_step", checkpoint["step"])

@@ -52,7 +52,7 @@ function row(cells) {
   return made;
 }
 
-function chart(svg, xs, ys) {
+function chart(svg, xs, ys, positions) {
   const width = svg.clientWidth || 360, height = svg.clientHeight || 150;
   const left = 46, right = 8, top = 8, bottom = 20;
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -63,7 +63,7 @@ function chart(svg, xs, ys) {
     if (text !== undefined) made.textContent = text;
     svg.append(made);
   };
-  const points = xs.map((x, i) => [x, ys[i]]).filter(([x, y]) => has(x) && has(y));
+  const points = xs.map((x, i) => [x, ys[i], positions[i]]).filter(([x, y]) => has(x) && has(y));
   if (points.length < 2) {
     draw("text", { x: left, y: height / 2 }, "not enough points yet");
     return;
@@ -83,7 +83,13 @@ function chart(svg, xs, ys) {
   }
   draw("text", { x: left, y: height - 5 }, duration(first));
   draw("text", { x: width - right, y: height - 5, "text-anchor": "end" }, duration(last));
-  draw("polyline", { class: "curve", points: points.map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).join(" ") });
+  // After a restart the position goes back: a new line begins.
+  const lines = [[]];
+  points.forEach((p, i) => {
+    if (i > 0 && p[2] < points[i - 1][2]) lines.push([]);
+    lines[lines.length - 1].push(`${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`);
+  });
+  for (const line of lines) draw("polyline", { class: "curve", points: line.join(" ") });
   svg.setAttribute("aria-label", `from ${short(values[0])} to ${short(values[values.length - 1])}`);
 }
 
@@ -96,7 +102,7 @@ function show(status) {
   phase.textContent = status.over ? (failed ? `over: code ${status.outcome.exit_code}` : "done") : status.phase;
   phase.className = "badge " + (failed || status.phase === "halting" ? "bad" : status.phase === "running" || status.over ? "good" : "warn");
   at("facts").textContent = [
-    status.mode, `incarnation ${status.incarnation}`, `${status.num_restarts} restarts`,
+    status.mode, `incarnation ${status.incarnation}`, status.num_restarts === 1 ? "1 restart" : `${status.num_restarts} restarts`,
     `for ${duration(status.elapsed_seconds)}`, facts.version ? `paddlewheel ${facts.version}` : "",
   ].filter(Boolean).join(" · ");
 
@@ -119,15 +125,15 @@ function show(status) {
     tile("loss", fixed(progress.loss, 4)),
     tile("AUC", fixed(progress.auc, 4), has(evaluation.auc) ? `evaluation ${evaluation.auc.toFixed(4)}` : "recent rows"),
     tile("roles", `${there}/${status.members.length}`, there < status.members.length ? "not all there" : "all there"),
-    tile("checkpoint", checkpoint.step < 0 ? "none" : `step ${count(checkpoint.step)}`,
+    tile("checkpoint at step", checkpoint.step < 0 ? "none" : count(checkpoint.step),
       checkpoint.step < 0 ? "" : `${duration(checkpoint.age_seconds)} old`),
     tile("skipped steps", count(progress.bad_steps ?? 0), "loss not finite"),
   );
 
   const curves = status.curves;
-  chart(at("chart-loss"), curves.seconds, curves.loss);
-  chart(at("chart-auc"), curves.seconds, curves.auc);
-  chart(at("chart-rate"), curves.seconds, curves.rows_per_second);
+  chart(at("chart-loss"), curves.seconds, curves.loss, curves.rows);
+  chart(at("chart-auc"), curves.seconds, curves.auc, curves.rows);
+  chart(at("chart-rate"), curves.seconds, curves.rows_per_second, curves.rows);
 
   at("members").replaceChildren(...status.members.map((member) => row([
     [`${member.role} ${member.rank}`],
