@@ -697,7 +697,8 @@ class Control:
         seat.child = ChildState.ENDED
         in_order = event.code in {EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED}
         if self.phase is Phase.HALTING:
-            if not event.expected and not in_order:
+            has_spoken = any(cause.member == seat.member for cause in self._causes)  # its end then tells nothing new
+            if not event.expected and not has_spoken and (not in_order or seat.member.role is Role.PSERVER):
                 self._causes.append(self._cause_of_exit(seat, event))
             self._causes = [
                 replace(c, detail=event.log_tail) if c.member == seat.member and not c.detail else c
@@ -723,15 +724,15 @@ class Control:
                 )
         elif in_order and self.result is not None:
             pass  # stopped by a trainer at the end of its work
-        elif in_order and self.phase is not Phase.STOPPING:
-            self._fail(Cause(Weight.PEER, "stopped by itself", seat.member, event.log_tail), now)
-        elif not in_order:
+        elif not in_order or self.phase is not Phase.STOPPING:
             self._fail(self._cause_of_exit(seat, event), now)
 
     @staticmethod
     def _cause_of_exit(seat: Seat, event: ChildExited) -> Cause:
         if event.reason:
             return Cause(Weight.LOSS, event.reason, seat.member, event.log_tail)
+        if event.code in {EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED} and seat.member.role is Role.PSERVER:
+            return Cause(Weight.CRASH, "stopped, but not by its coordinator", seat.member, event.log_tail)
         weight = Weight.FIX_JOB if event.code == EXIT_FIX_JOB else Weight.LOSS if event.code == -9 else Weight.CRASH
         return Cause(weight, describe_exit(event.code), seat.member, event.log_tail)
 

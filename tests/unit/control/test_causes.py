@@ -1,0 +1,139 @@
+"""Which of several observations is named as the cause, in whatever order they come; when a checkpoint is asked for."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from trainer.coordinator import state
+from trainer.coordinator.config import ControlConfig
+from trainer.coordinator.plan import JobPlan
+from trainer.coordinator.state import ChildExited, ChildSaid, Control, Phase, Role
+
+SERVER, TRAINER = 1, 2
+
+
+def running(**job: Any) -> Control:
+    """A job of one server (session 1) and one trainer (session 2) that trains."""
+    plan = JobPlan(
+        name="j", num_servers=1, num_trainers=1, run_dir="/r", job=job, tables={}, control=ControlConfig(max_restarts=0)
+    )
+    control = Control(plan, 0.0)
+    for session, role in ((SERVER, Role.PSERVER), (TRAINER, Role.TRAINER)):
+        control.handle(state.Joined(session, role, 0, "h", 1), 0.0)
+        control.handle(state.Available(session, 7000 + session), 0.0)
+    for session in (SERVER, TRAINER):
+        control.handle(state.ChildStarted(session, 1, 9), 0.0)
+        control.handle(state.ChildReady(session, 1), 0.0)
+    assert control.phase is Phase.RUNNING
+    return control
+
+
+def error(kind: str) -> ChildSaid:
+    return ChildSaid(TRAINER, 1, {"event": "error", "kind": kind, "message": "m"})
+
+
+@pytest.mark.parametrize(
+    ("events", "culprit", "words"),
+    [
+        ([ChildExited(SERVER, 1, -9), error("peer"), ChildExited(TRAINER, 1, 75)], "pserver 0", "SIGKILL"),
+        ([ChildExited(SERVER, 1, 0), error("peer"), ChildExited(TRAINER, 1, 75)], "pserver 0", "stopped, but not by"),
+        ([ChildExited(SERVER, 1, -15), error("peer"), ChildExited(TRAINER, 1, 75)], "pserver 0", "SIGTERM"),
+        ([error("data"), ChildExited(TRAINER, 1, 64), ChildExited(SERVER, 1, -9)], "trainer 0", "failed: m"),
+        ([error("runtime"), ChildExited(TRAINER, 1, 75), ChildExited(SERVER, 1, 0, True)], "trainer 0", "failed: m"),
+    ],
+)
+def test_the_culprit_is_named_and_not_the_witness(events: list[state.Event], culprit: str, words: str) -> None:
+    for order in itertools.permutations(events):
+        if [e for e in order if getattr(e, "session", 0) == TRAINER] != [e for e in events if e.session == TRAINER]:
+            continue  # a child's words come before its end
+        control = running()
+        for event in order:
+            control.handle(event, 1.0)
+        for now in (2.0, 20.0):
+            control.handle(state.Tick(), now)
+        assert control.outcome is not None
+        assert control.outcome.culprit == culprit, order
+        assert words in control.outcome.cause
+
+
+def told(actions: list[state.Action]) -> list[Any]:
+    return [action.line for action in actions if isinstance(action, state.TellChild)]
+
+
+def test_a_checkpoint_is_asked_for_by_the_clock() -> None:
+    control = running(checkpoint={"every_minutes": 0.5})
+    for session in (SERVER, TRAINER):
+        control.handle(state.Heard(session), 29.0)
+    assert told(control.handle(state.Tick(), 29.0)) == []
+    for session in (SERVER, TRAINER):
+        control.handle(state.Heard(session), 30.5)
+    assert told(control.handle(state.Tick(), 30.5)) == [{"command": "checkpoint"}]
+    assert told(control.handle(state.Tick(), 30.6)) == []  # once
+    assert control.checkpoint.state == "asked"
+
+
+def test_asking_twice_makes_one_checkpoint() -> None:
+    control = running()
+    assert told(control.handle(state.CheckpointAsked(), 1.0)) == [{"command": "checkpoint"}]
+    assert told(control.handle(state.CheckpointAsked(), 1.0)) == []
+
+
+def test_no_checkpoint_while_the_model_is_evaluated() -> None:
+    control = running()
+    control.handle(ChildSaid(TRAINER, 1, {"event": "phase", "phase": "evaluating"}), 1.0)
+    (done,) = control.handle(state.CheckpointAsked(), 1.0)
+    assert isinstance(done, state.CheckpointDone)
+    assert "evaluating" in done.error
+
+
+def test_a_lost_incarnation_answers_who_waits_for_a_checkpoint() -> None:
+    control = running()
+    control.handle(state.CheckpointAsked(), 1.0)
+    actions = control.handle(ChildExited(SERVER, 1, -9), 1.0)
+    assert [a.error for a in actions if isinstance(a, state.CheckpointDone)] == [
+        "incarnation 1 was lost before it was saved"
+    ]
+
+
+def test_an_ordered_stop_saves_and_waits_longer_for_that() -> None:
+    control = running(train={"epochs": 1})
+    (line,) = told(control.handle(state.StopRequested("asked"), 1.0))
+    assert line == {"command": "stop", "checkpoint": True}
+    plan = {"fingerprint": "f", "order": "o", "seed": 1, "slices": [[0, 10]]}
+    control.handle(ChildSaid(TRAINER, 1, {"event": "request", "id": 1, "what": "epoch", "epoch": 0, **plan}), 1.0)
+    spans = [[0, 0, 0, 4]]
+    said = {"event": "request", "id": 2, "what": "cursor", "step": 3, "epoch": 0, "spans": spans}
+    (reply,) = told(control.handle(ChildSaid(TRAINER, 1, said), 1.0))
+    assert reply["cursor"]["position"]["done"] == [[0, 4]]
+    for now in (5.0, 9.5):  # past stop_seconds
+        control.handle(state.Heard(SERVER), now)
+        control.handle(state.Heard(TRAINER), now)
+        control.handle(state.Tick(), now)
+    assert control.phase is Phase.STOPPING
+    said = {"event": "request", "id": 3, "what": "commit", "step": 3, "draft": f"/c/{reply['draft']}"}
+    (commit,) = control.handle(ChildSaid(TRAINER, 1, said), 9.6)
+    assert isinstance(commit, state.Commit)
+    control.handle(state.Settled(commit, path="/c/step-3"), 9.7)
+    control.handle(ChildExited(TRAINER, 1, 143), 9.8)
+    control.handle(ChildExited(SERVER, 1, 0, True), 9.9)
+    assert control.outcome == state.Outcome(143, "asked")
+    assert control.checkpoint.step == 3
+
+
+def test_a_request_that_makes_no_sense_is_refused() -> None:
+    control = running()
+    for said in (
+        {"what": "dance"},
+        {"what": "lease", "epoch": 0},
+        {"what": "lease"},
+        {"what": "commit", "step": 1, "draft": "x"},
+        {"what": "epoch", "epoch": 0, "fingerprint": "f", "order": "o", "seed": 1, "slices": [[0]]},
+        {"what": "cursor", "step": "x", "epoch": 0, "spans": [[1]]},
+    ):
+        (reply,) = told(control.handle(ChildSaid(TRAINER, 1, {"event": "request", "id": 5, **said}), 1.0))
+        assert reply["reply"] == 5
+        assert reply["error"]
+        assert reply["kind"] == "runtime"
