@@ -27,8 +27,8 @@ EXIT_INTERRUPTED = 130
 _OURS = {"pserver", "trainer", "data_pipeline", "deploy"}
 
 _COMMANDS = {
-    "train": ("deploy.cli.run:train", "Train a job on this machine, with its servers and trainers."),
-    "evaluate": ("deploy.cli.run:evaluate", "Evaluate a checkpoint of a job on this machine."),
+    "train": ("deploy.cli.train:train", "Train a job on this machine, with its servers and trainers."),
+    "evaluate": ("deploy.cli.train:evaluate", "Evaluate a checkpoint of a job on this machine."),
     "data": ("deploy.cli.data:app", "Prepare, generate and check data."),
     "job": ("deploy.cli.job:app", "Look at a job file: its keys, its values, whether it can run."),
     "checkpoint": ("deploy.cli.checkpoint:app", "Look at checkpoints, rewrite them, or ask a running job for one."),
