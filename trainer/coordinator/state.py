@@ -399,7 +399,7 @@ class Seat:
             return "lost" if self.lost else "absent"
         if self.child is ChildState.NONE:
             return "waiting"
-        if self.child is ChildState.READY and self.child_phase:
+        if self.has_child and self.child_phase:
             return self.child_phase
         return str(self.child)
 
