@@ -153,6 +153,15 @@ class Dataset:
     def num_rows(self) -> int:
         return sum(f.num_rows for f in self.files)
 
+    def agree_with(self, other: "Dataset") -> None:
+        """Raises DataError if a value would have one key here and another there (training and evaluation data)."""
+        for column in schema.columns_needed(self.config):
+            mine = next((f for f in self.files if column in f.columns and f.columns[column].kind != "null"), None)
+            theirs = next((f for f in other.files if column in f.columns and f.columns[column].kind != "null"), None)
+            if mine is not None and theirs is not None:
+                here, there = {column: mine.columns[column]}, {column: theirs.columns[column]}
+                schema.agree(mine.source.name, here, theirs.source.name, there, self.config)
+
     @property
     def absent_columns(self) -> dict[str, int]:
         """Columns that some files lack (as the job allows), with the number of such files."""

@@ -30,6 +30,8 @@ from data_pipeline.keys import unique_keys
 from data_pipeline.quarantine import Quarantine
 from data_pipeline.reader import RowGroups
 
+_PARALLEL_ROWS = 1024
+
 
 class Part(NamedTuple):
     """A block of a slice: rows `start` to `start + num_rows` of it, of which the first `done` (in permuted order)
@@ -265,7 +267,7 @@ class Loader:
         """Reads and encodes the blocks of a window, and draws the order of its rows."""
         fresh = [part for part in parts if part.done < part.num_rows]
         rows = Rows.empty(self._config, sum(part.num_rows for part in fresh), len(fresh))
-        encoded: list[tuple[Part, dict[str, pa.Array], concurrent.futures.Future[dict[int, str]]]] = []
+        encoded: deque[tuple[Part, dict[str, pa.Array], concurrent.futures.Future[dict[int, str]]]] = deque()
         base = 0
         for block, part in enumerate(fresh):
             at = slice(base, base + part.num_rows)
@@ -273,12 +275,14 @@ class Loader:
             columns = self._read(part)
             if columns is None:
                 self._encoder.leave_out(rows, at, block)
-            elif self._threads > 1:
+            elif self._threads > 1 and part.num_rows >= _PARALLEL_ROWS:
                 encoded.append((part, columns, self._submit(self._encoder.encode, columns, rows, at, block)))
             else:
                 self._judge(part, columns, self._encoder.encode(columns, rows, at, block))
-        for part, columns, reasons in encoded:
-            self._judge(part, columns, reasons.result())
+            if len(encoded) > self._threads:
+                self._judge_next(encoded)
+        while encoded:
+            self._judge_next(encoded)
         for name, blocks in rows.lists.items():
             self.counters[f"truncated_ids.{name}"] += sum(lists.num_truncated for lists in blocks)
             rows.lists[name] = [_join(blocks)]
@@ -335,6 +339,12 @@ class Loader:
             self.unreadable.setdefault(self._dataset.files[part.slice.file].source.name, str(error))
             self.counters["unreadable_rows"] += part.num_rows
             return None
+
+    def _judge_next(
+        self, encoded: deque[tuple[Part, dict[str, pa.Array], "concurrent.futures.Future[dict[int, str]]"]]
+    ) -> None:
+        part, columns, reasons = encoded.popleft()
+        self._judge(part, columns, reasons.result())
 
     def _judge(self, part: Part, columns: dict[str, pa.Array], reasons: dict[int, str]) -> None:
         """What happens to bad rows."""

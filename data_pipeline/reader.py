@@ -24,7 +24,7 @@ class RowGroups:
         self._columns = columns_needed(config)
         self._memory_bytes = config.memory_bytes
         self._most_streams = most_streams
-        self._tables: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
+        self._tables: OrderedDict[tuple[int, int], tuple[pa.Table, int]] = OrderedDict()
         self._table_bytes = 0
         self._streams: list[_Stream] = []
         self.rows_decoded = 0
@@ -34,7 +34,7 @@ class RowGroups:
         file = self._dataset.files[piece.file]
         first = piece.row_start + start
         if file.row_groups[piece.row_group].is_small(len(self._columns)):
-            table = self._table(file, piece).slice(first, num_rows)
+            table = self._table(file, piece, num_rows).slice(first, num_rows)
         else:
             stream = self._stream(file, piece, first)
             self.rows_decoded += first + num_rows - stream.position
@@ -53,22 +53,25 @@ class RowGroups:
         partitions = {k for k, _ in file.source.partitions}
         return [c for c in self._columns if c in file.columns and c not in partitions]
 
-    def _table(self, file: DataFile, piece: Slice) -> pa.Table:
+    def _table(self, file: DataFile, piece: Slice, num_rows: int) -> pa.Table:
+        """A small row group, whole. It is forgotten once all of its rows were asked for."""
         key = (piece.file, piece.row_group)
         if key in self._tables:
-            self._tables.move_to_end(key)
-            return self._tables[key]
-        stream = _Stream(file, piece.row_group, self._physical(file), 1 << 20)
-        try:
-            table = stream.read(0, stream.num_rows).combine_chunks()
-        finally:
-            stream.close()
-        self.rows_decoded += table.num_rows
-        self._tables[key] = table
-        self._table_bytes += table.nbytes
-        while self._table_bytes > self._memory_bytes and len(self._tables) > 1:
-            _, old = self._tables.popitem(last=False)
-            self._table_bytes -= old.nbytes
+            table, served = self._tables.pop(key)
+            self._table_bytes -= table.nbytes
+        else:
+            stream = _Stream(file, piece.row_group, self._physical(file), 1 << 20)
+            try:
+                table, served = stream.read(0, stream.num_rows).combine_chunks(), 0
+            finally:
+                stream.close()
+            self.rows_decoded += table.num_rows
+        if served + num_rows < table.num_rows:
+            self._tables[key] = (table, served + num_rows)
+            self._table_bytes += table.nbytes
+            while self._table_bytes > self._memory_bytes and len(self._tables) > 1:
+                _, (old, _) = self._tables.popitem(last=False)
+                self._table_bytes -= old.nbytes
         return table
 
     def _stream(self, file: DataFile, piece: Slice, first: int) -> "_Stream":

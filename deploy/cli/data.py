@@ -89,7 +89,7 @@ def check(
     with _progress("footers", "files") as tick:
         dataset = Dataset.open(data.train, data, require_fitted=False, on_progress=tick)
         if data.eval:
-            Dataset.open(data.eval, data, require_fitted=False)
+            dataset.agree_with(Dataset.open(data.eval, data, require_fitted=False))
     with _progress("rows") as tick:
         found = quality.check(dataset, config.data, sample_rows=sample_rows, on_progress=tick)
     widths = {name: table.pull_width for name, table in config.tables.items()}

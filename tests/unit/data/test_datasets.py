@@ -92,6 +92,13 @@ def test_one_value_never_gets_two_keys(tmp_path):
     assert keys_by_row(load(Dataset.open(str(tmp_path), declared)), "v") == [[reference_keys.key("v", 5)]] * 2
 
 
+def test_training_and_evaluation_data_agree_on_keys(tmp_path):
+    train = open_files(tmp_path / "train", a=pa.nulls(1), b=pa.array([5], pa.int32()))
+    train.agree_with(open_files(tmp_path / "same", a=pa.array([5], pa.int64())))
+    with pytest.raises(DataError, match=r"column 'v' is int32 in .*b\.parquet and string in .*a\.parquet"):
+        train.agree_with(open_files(tmp_path / "other", a=pa.array(["5"])))
+
+
 @pytest.mark.parametrize(
     ("column", "feature", "message"),
     [
