@@ -51,6 +51,7 @@ from trainer.process import (
     reserve_port,
     start,
 )
+from trainer.processor import math_environment
 from trainer.telemetry import Telemetry, WebSecurityError, WebServer, metrics_app
 from trainer.telemetry.discovery import TargetFile
 from trainer.telemetry.probes import ServerProbe, gpu_probe
@@ -298,7 +299,7 @@ class Agent:
 
     async def _start_child(self, order: pb.StartChild) -> None:
         await self._end_child(0.0)
-        variables = {"PYTHONUNBUFFERED": "1"}
+        variables = {"PYTHONUNBUFFERED": "1", **math_environment(os.environ)}
         if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(self._options.host)) is not None:
             variables["GLOO_SOCKET_IFNAME"] = interface  # else gloo takes what this machine's own name resolves to
         child = await _Child.start(

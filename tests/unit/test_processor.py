@@ -1,0 +1,27 @@
+"""When the math library gets its variable."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.processor import math_environment
+
+AMD = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx avx2 fma\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "environment", "expected"),
+    [
+        (AMD, {}, {"MKL_DEBUG_CPU_TYPE": "5"}),
+        (AMD, {"MKL_DEBUG_CPU_TYPE": "4"}, {}),
+        (AMD.replace(" avx2", ""), {}, {}),
+        (AMD.replace("AuthenticAMD", "GenuineIntel"), {}, {}),
+        ("", {}, {}),
+    ],
+)
+def test_only_processors_that_need_it_and_only_if_the_user_said_nothing(cpuinfo, environment, expected) -> None:
+    assert math_environment(environment, cpuinfo) == expected
+
+
+def test_this_machine_can_be_asked() -> None:
+    assert set(math_environment({})) <= {"MKL_DEBUG_CPU_TYPE"}
