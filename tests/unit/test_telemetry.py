@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
+import sys
+import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +16,10 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from trainer.telemetry import DurationHistogram, Series, Telemetry
+from trainer.telemetry import DurationHistogram, Series, Telemetry, probes
+from trainer.telemetry.agent import memory_limit_bytes
 from trainer.telemetry.catalogue import BY_NAME, CATALOGUE, COMMON_LABELS, MAX_OPEN_VALUES, Kind, of_role
+from trainer.telemetry.probes import gpu_probe
 
 
 def scrape(telemetry: Telemetry) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
@@ -226,3 +233,93 @@ def test_a_probe_is_asked_only_while_the_child_runs_and_may_fail() -> None:
     telemetry.child_exited(-9, expected=False)
     scrape(telemetry)
     assert len(asked) == 3
+
+
+class FakeNvml(types.ModuleType):
+    """As much of nvidia-ml-py as is used: two GPUs, the second of which may fail."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+    broken = False
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if self.broken and index == 1:
+            raise self.NVMLError("fell off the bus")
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> types.SimpleNamespace:
+        return types.SimpleNamespace(used=(handle + 1) << 30)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> types.SimpleNamespace:
+        return types.SimpleNamespace(gpu=40 + handle)
+
+
+def test_gpus_are_shown_where_a_driver_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml("pynvml")
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    telemetry = Telemetry("trainer", "job", rank=0, probe=gpu_probe())
+    telemetry.child_started(1)
+    assert "paddlewheel_trainer_gpu_memory_bytes" not in scrape(telemetry)
+    telemetry.observe({"event": "ready"})
+    assert value(telemetry, "trainer_gpu_memory_bytes", gpu="1") == 2 << 30
+    assert value(telemetry, "trainer_gpu_utilization_ratio", gpu="0") == 0.4
+    nvml.broken = True
+    assert value(telemetry, "trainer_gpu_utilization_ratio", gpu="1") == 0.41, "the last reading stays"
+
+
+def test_no_driver_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpu_probe() is None
+
+
+PAGE = """\
+# TYPE rpc_socket_count gauge
+rpc_socket_count 7
+cost_profiler_pserver_server_pull_sparse_count {pulls}
+cost_profiler_pserver_server_push_sparse_count 5
+rpc_server_{port}_uptime 12.5
+rpc_server_{port}_paddle_distributed_ps_service_service_error 2
+rpc_server_{port}_paddle_distributed_ps_service_service_concurrency 1
+rpc_server_{port}_paddle_distributed_ps_service_service{{quantile="0.99"}} 26315
+"""
+
+
+def test_the_servers_page_becomes_metrics_with_sane_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = iter([PAGE.format(port=7, pulls=10), PAGE.format(port=7, pulls=12), PAGE.format(port=7, pulls=3)])
+
+    def read(host: str, port: int, *, timeout_seconds: float) -> dict[str, float]:
+        lines = (line.rpartition(" ") for line in next(pages).splitlines() if not line.startswith("#"))
+        return {name: float(number) for name, _, number in lines}
+
+    monkeypatch.setattr(probes, "brpc_metrics", read)
+    spec = {"endpoints": ["10.0.0.1:9", "[::1]:7"], "rank": 1, "tables": {}}
+    monkeypatch.setattr(probes.ServerProbe, "_connect", lambda self: io.BytesIO())
+    telemetry = Telemetry("pserver", "job", rank=1)
+    telemetry.child_started(1)
+    telemetry.child_ready(probes.ServerProbe.of_child(json.dumps(spec)))
+    found = scrape(telemetry)
+    assert found["paddlewheel_pserver_requests_total"] == {(("operation", "pull"),): 10, (("operation", "push"),): 5}
+    assert found["paddlewheel_pserver_request_latency_seconds"][(("quantile", "0.99"),)] == 0.026315
+    assert found["paddlewheel_pserver_request_errors_total"][()] == 2
+    assert value(telemetry, "pserver_requests_total", operation="pull") == 12
+    telemetry.child_started(2)
+    telemetry.child_ready(probes.ServerProbe.of_child(json.dumps(spec)))
+    assert value(telemetry, "pserver_requests_total", operation="pull") == 15, "a new server counts from 0"
+
+
+def test_the_memory_limit_is_the_containers_if_there_is_one(tmp_path: Path) -> None:
+    machine = memory_limit_bytes(tmp_path)
+    assert machine > 1 << 28
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_limit_bytes(tmp_path) == machine
+    (tmp_path / "memory.max").write_text("1048576\n")
+    assert memory_limit_bytes(tmp_path) == 1 << 20
+    (tmp_path / "memory.max").unlink()
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(str(1 << 62))  # cgroup v1's way to say none
+    assert memory_limit_bytes(tmp_path) == machine
