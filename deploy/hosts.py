@@ -1,7 +1,8 @@
 """A job on a list of machines: who runs what, and the command that starts it there.
 
 The launching machine runs the coordinator. Servers and trainers are started through a command such as ssh, or by hand
-from the printed commands. If the launcher or a connection is lost, the roles notice that the coordinator is gone and end.
+from the printed commands. If the launcher or a connection is lost, the roles notice that the coordinator is gone, and
+end.
 
     coordinator: 10.0.0.1            # address of the launching machine, as the others see it
     hosts:

@@ -38,6 +38,7 @@ from trainer.logs import configure_logs
 from trainer.process import EXIT_FIX_JOB, EXIT_RETRY
 from trainer.telemetry import WebSecurityError, WebServer
 from trainer.telemetry.discovery import TargetFile
+from trainer.telemetry.scalars import Scalars
 
 _ROLES = {pb.ROLE_PSERVER: state.Role.PSERVER, pb.ROLE_TRAINER: state.Role.TRAINER}
 _ROLE_NUMBERS = {role: number for number, role in _ROLES.items()}
@@ -104,6 +105,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             checkpoint_interval_seconds=_checkpoint_interval_seconds(plan),
         )
         self._loop = asyncio.get_running_loop()
+        wanted = plan.job.get("metrics", {}).get("visualdl")
+        self.scalars = Scalars(Path(plan.run_dir, "visualdl")) if wanted else None
         for note in start.notes:
             self._note("warning", note)
 
@@ -113,6 +116,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Gives the event to the state machine and carries out what it decides."""
         for action in self._control.handle(event, time.monotonic()):
             self._perform(action)
+        if self.scalars is not None and isinstance(event, state.ChildSaid) and event.event.get("event") == "evaluation":
+            self.scalars.evaluation(event.event)
         self._version += 1
 
     def _perform(self, action: state.Action) -> None:
@@ -246,6 +251,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await asyncio.sleep(self.plan.control.heartbeat_seconds / 2)
             self.apply(state.Tick())
             self.page.curves.add(time.monotonic() - self._started_at, self._control.progress)
+            if self.scalars is not None:
+                self.scalars.progress(self._control.progress)
             for session in list(self._outboxes):
                 self._send(session, pb.AgentCommand(pulse=pb.Pulse()))
             async with self._changed:
@@ -531,6 +538,8 @@ async def _serve(plan: JobPlan, listen: str, announce: TextIO | None, security: 
         over.cancel()
         if target is not None:
             target.remove()
+        if service.scalars is not None:
+            service.scalars.close()
         if web is not None:
             await asyncio.to_thread(web.close)
         await server.stop(0.2)

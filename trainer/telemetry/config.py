@@ -22,6 +22,9 @@ class MetricsConfig(BaseModel):
     targets: str | None = None
     """Folder where the processes leave files for Prometheus's file_sd_configs. None: `targets` inside `run_dir`."""
 
+    visualdl: bool = False
+    """Whether loss, AUC and speed are also written to `visualdl` inside `run_dir` (needs the extra `visualdl`)."""
+
     def port(self, role: str, rank: int, num_servers: int) -> int:
         """The port of one process of a job with so many servers; 0 for any free one."""
         if self.first_port is None:
