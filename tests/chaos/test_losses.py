@@ -130,8 +130,8 @@ BLOWS = [
     Blow("kill_server_at_its_start", 20, in_phase("pserver", 0, "starting", of="pserver")),
     Blow("kill_trainer_in_an_allreduce", 21, in_an_allreduce),
     Blow("kill_trainer_in_the_evaluation", 22, in_phase("trainer", 1, "evaluating")),
-    Blow("delay_agent_of_server", 23, delayed("pserver", 2.0), restarts=0),
-    Blow("delay_coordinator", 24, delayed("coordinator", 2.0), restarts=0),
+    Blow("delay_agent_of_server", 23, delayed("pserver", 1.0), restarts=0),
+    Blow("delay_coordinator", 24, delayed("coordinator", 1.0), restarts=0),
     Blow("storm", 25, storm, restarts=3),
 ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import concurrent.futures
 import contextlib
 import importlib.metadata
 import json
@@ -62,7 +63,7 @@ class Journal:
         self._lock = threading.Lock()
 
     def write(self, record: dict[str, Any]) -> None:
-        """Adds a line and makes it durable. Raises OSError when the disk does not take it."""
+        """Adds a line, with the time unless it has one, and makes it durable. Raises OSError when that fails."""
         line = json.dumps({"time": round(time.time(), 3), **record}).encode() + b"\n"
         with self._lock:
             if self._torn:
@@ -87,6 +88,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self.over = asyncio.Event()
         self._control = state.Control(plan, time.monotonic(), start, incarnation)
         self._journal = journal
+        # A disk may stall for seconds, the event loop must not: agents would take this process for lost. One thread
+        # keeps the order of the records, those of commits included.
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, "journal")
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: list[asyncio.Future[state.CheckpointDone]] = []
         self._log = structlog.get_logger().bind(job=plan.name, role="coordinator")
@@ -145,6 +149,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 }
                 self._record(record | ({"result": self._control.result} if self._control.result else {}))
                 self._note("debug", f"the job is over: {outcome.cause or 'done'}")
+                if self.scalars is not None and self._control.result is not None:
+                    self.scalars.evaluation(self._control.result.get("eval") or {})
                 self.over.set()
             case _:
                 self._tell(action)
@@ -189,7 +195,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def _commit(self, commit: state.Commit) -> None:
         try:
-            path = await asyncio.to_thread(self._commit_files, commit)
+            path = await self._loop.run_in_executor(self._writer, self._commit_files, commit)
         except (OSError, ValueError) as error:
             self.apply(state.Settled(commit, error=str(error)))
         else:
@@ -228,10 +234,14 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return path
 
     def _record(self, record: dict[str, Any]) -> None:
-        try:
-            self._journal.write(record)
-        except OSError as error:
-            self._note("error", f"the journal cannot be written: {error}; the report will lack {record['what']!r}")
+        def write(stamped: dict[str, Any]) -> None:
+            try:
+                self._journal.write(stamped)
+            except OSError as error:
+                text = f"the journal cannot be written: {error}; the report will lack {stamped['what']!r}"
+                self._loop.call_soon_threadsafe(self._note, "error", text)
+
+        self._writer.submit(write, {"time": round(time.time(), 3), **record})
 
     def _note(self, level: str, text: str) -> None:
         self._num_entries += 1
@@ -403,6 +413,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
         return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(_PAGE_SECONDS)
 
+    async def close(self) -> None:
+        """Waits until everything is written down."""
+        await asyncio.to_thread(self._writer.shutdown)
+
     async def farewell(self) -> None:
         """Waits, for a short while, until every agent and observer has heard the end and hung up."""
         async with self._changed:
@@ -543,6 +557,7 @@ async def _serve(plan: JobPlan, listen: str, announce: TextIO | None, security: 
         if web is not None:
             await asyncio.to_thread(web.close)
         await server.stop(0.2)
+        await service.close()
         journal.close()
 
 

@@ -17,7 +17,7 @@ from trainer.coordinator.resume import read_journal
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-LONG = {"steps": 100_000}
+LONG = {"steps": 5_000}
 
 
 class Job:
@@ -32,12 +32,12 @@ class Job:
         )
         self.errors = ""
 
-    def finish(self, seconds: float = 60.0) -> dict[str, Any]:
+    def finish(self, seconds: float = 90.0) -> dict[str, Any]:
         """Waits for its end; its outcome, whose exit code is the launcher's."""
         out, self.errors = self.process.communicate(timeout=seconds)
         assert out, self.errors
         outcome: dict[str, Any] = json.loads(out)
-        assert self.process.returncode == outcome["exit_code"]
+        assert self.process.returncode == outcome["exit_code"], (self.process.returncode, outcome, self.errors)
         return outcome
 
     def processes(self, *words: str) -> list[psutil.Process]:
