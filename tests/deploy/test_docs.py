@@ -86,6 +86,7 @@ def test_commands_and_options_of_the_pages_exist(capsys: pytest.CaptureFixture[s
     known = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
     others = {
         "--target",
+        "--logdir",
         "--require-hashes",
         "--prometheus",
         "--job",
