@@ -12,7 +12,7 @@ PROTO := trainer/coordinator/coordinator_pb2.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-fast lint format proto environment clean
+.PHONY: help quickstart test test-slow test-fast lint format proto environment clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,8 +50,11 @@ quickstart: $(STAMP) $(PROTO)  ## makes click data, trains on it with 2 servers 
 	$(BIN)/paddlewheel train --fresh jobs/quickstart.yaml
 	$(BIN)/paddlewheel evaluate jobs/quickstart.yaml
 
-test: $(STAMP) $(PROTO)  ## the whole test suite
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) $(PROTO)  ## the test suite, but for the tests marked slow
+	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+
+test-slow: $(STAMP) $(PROTO)  ## the tests marked slow: accuracy, chaos, memory, benchmarks
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-fast: $(STAMP) $(PROTO)  ## the tests that take seconds
 	$(BIN)/python -m pytest -m 'not slow' tests/unit tests/property tests/contract $(ARGS)
