@@ -38,14 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of whole processes are checked for what they leave behind; the chaos suite is slow as a whole."""
+    """Tests of whole processes are checked for what they leave behind."""
     root = Path(__file__).parent
     for item in items:
-        folder = item.path.relative_to(root).parts[0] if item.path.is_relative_to(root) else ""
-        if folder in _CHECKED_FOLDERS:
+        if item.path.is_relative_to(root) and item.path.relative_to(root).parts[0] in _CHECKED_FOLDERS:
             item.add_marker(pytest.mark.processes)
-        if folder == "chaos":
-            item.add_marker(pytest.mark.slow)
 
 
 def _processes_of_this_run() -> set[psutil.Process]:
