@@ -1,0 +1,110 @@
+"""`paddlewheel doctor`: what lacks is found, and each finding has a remedy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from deploy import environment
+from deploy.cli import run
+from deploy.environment import Finding
+
+
+def only(found: object) -> Finding:
+    (finding,) = found  # type: ignore[misc]
+    return finding
+
+
+def test_this_environment_can_run_a_job() -> None:
+    findings = environment.examine()
+    assert [finding for finding in findings if finding.level == "fail"] == []
+    assert {"Python", "Paddle", "processor", "memory", "loopback", "GPU"} <= {finding.what for finding in findings}
+
+
+def test_what_does_not_fit_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.version_info", (3, 13, 0))
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 512))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=1 << 30, available=1 << 29))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    for check, level, word in [
+        (environment._python, "fail", "3.12"),
+        (environment._system, "fail", "x86-64"),
+        (environment._processor, "warn", "one core"),
+        (environment._limits, "warn", "ulimit"),
+        (environment._memory, "warn", "fewer roles"),
+        (environment._shared_memory, "warn", "--shm-size"),
+    ]:
+        finding = only(check())
+        assert (finding.level, word in finding.remedy) == (level, True), finding
+    assert {finding.level for finding in environment._disk()} == {"warn"}
+
+
+def _answers(monkeypatch: pytest.MonkeyPatch, code: int, output: str = "", error: str = "") -> None:
+    def answer(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, code, output, error)
+
+    monkeypatch.setattr("subprocess.run", answer)
+
+
+def test_a_wrong_paddle_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    _answers(monkeypatch, 1, error="Traceback\npserver.errors.RequirementError: paddlepaddle 3.0.0 is installed; ...\n")
+    finding = only(environment._paddle())
+    assert (finding.level, finding.found) == ("fail", "paddlepaddle 3.0.0 is installed; ...")
+
+
+def test_a_paddle_that_ends_the_process_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    _answers(monkeypatch, -4)
+    assert "ended with status -4" in only(environment._paddle()).found
+
+
+@pytest.mark.parametrize(
+    ("capability", "wheel", "level"),
+    [("8.0", True, "ok"), ("9.0", True, "fail"), ("9.0", False, "ok"), ("5.2", True, "fail")],
+)
+def test_gpus_that_the_wheel_has_no_code_for(
+    monkeypatch: pytest.MonkeyPatch, capability: str, wheel: bool, level: str
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(environment, "versions", lambda: {"paddlepaddle-gpu": "2.6.2"} if wheel else {})
+    _answers(monkeypatch, 0, output=f"NVIDIA X, {capability}, 580.1\n")
+    finding = only(environment._gpu())
+    assert (finding.level, bool(finding.remedy)) == (level, level == "fail")
+
+
+def test_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "versions", lambda: {"numpy": "2"})
+    finding = only(environment._libraries())
+    assert finding.level == "fail"
+    assert "pyarrow" in finding.found
+
+
+@pytest.mark.parametrize(("level", "code"), [("ok", 0), ("warn", 0), ("fail", 64)])
+def test_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], level: str, code: int) -> None:
+    finding = Finding(level, "thing", "[found]", "do [this]")  # type: ignore[arg-type]
+    monkeypatch.setattr(environment, "examine", lambda: [finding])
+    assert run(["doctor"]) == code
+    told = capsys.readouterr().out
+    assert "[found]" in told
+    assert "do [this]" in told
+    assert run(["doctor", "--json"]) == code
+    assert json.loads(capsys.readouterr().out) == [
+        {"level": level, "what": "thing", "found": "[found]", "remedy": "do [this]"}
+    ]
+
+
+def test_a_container_s_memory_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Callable[[Path], str] = Path.read_text
+    monkeypatch.setattr(Path, "exists", lambda path: str(path).startswith("/sys/fs/cgroup/memory.max"))
+    monkeypatch.setattr(
+        Path, "read_text", lambda path: f"{1 << 30}\n" if str(path).endswith("memory.max") else real(path)
+    )
+    finding = only(environment._memory())
+    assert finding.level == "warn"
+    assert "limited to 1.0 GiB by the container" in finding.found
