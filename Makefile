@@ -63,6 +63,7 @@ lint: $(STAMP) $(PROTO)  ## ruff, mypy and the import contracts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/vermin --target=3.10- --violations --eval-annotations --no-tips --quiet --no-parse-comments --exclude tomllib pserver trainer data_pipeline deploy tests setup.py
 	$(BIN)/lint-imports
 
 format: $(STAMP)  ## formats the code

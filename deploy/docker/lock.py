@@ -11,6 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
 _CUDA = (
     # What the wheel of Paddle 2.6.2 loads: CUDA 11.8 and cuDNN 8. The image itself needs no CUDA base.
     "nvidia-cublas-cu11==11.11.3.6",
@@ -29,8 +35,6 @@ _HEADER = "# Written by `python -m deploy.docker.lock {extra}` for Python 3.11 o
 
 def lock(extra: str, root: Path) -> str:
     """The text of requirements-<extra>.txt."""
-    import tomllib  # Python 3.11, as in the image
-
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"][extra], *(_CUDA if extra == "gpu" else ())]
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]

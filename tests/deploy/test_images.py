@@ -20,6 +20,12 @@ from packaging.version import Version
 
 from tests.deploy.prometheus_server import free_port
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy" / "docker"
 DOCKERFILE = DOCKER / "Dockerfile"
@@ -112,8 +118,6 @@ def test_pins_satisfy_what_the_project_asks_for(extra: str) -> None:
     assert all(re.fullmatch(r"[a-z0-9.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
     pinned = {name: Version(version) for name, version in (line.split(" ")[0].split("==") for line in lines)}
     assert len(pinned) == len(lines)
-    import tomllib  # Python 3.11, as in the image
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for text in [*project["dependencies"], *project["optional-dependencies"][extra]]:
         wanted = Requirement(text)
