@@ -324,12 +324,12 @@ class Agent:
             if probing is not None:
                 probing.cancel()
         self._child = None
-        self._telemetry.child_exited(code, expected=child.stopping)
+        self._telemetry.child_exited(code, expected=child.ended_as_asked(code))
         self._log.info(f"the child {describe_exit(code)}", incarnation=order.incarnation)
         exited = pb.ChildExited(
             incarnation=order.incarnation,
             exit_code=code,
-            expected=child.stopping,
+            expected=child.ended_as_asked(code),
             reason=child.deaf_reason,
             log_tail="" if code == EXIT_DONE else child.tail,
         )
@@ -428,7 +428,7 @@ class _Child:
     ) -> None:
         self.incarnation = incarnation
         self._observe = observe
-        self.stopping = False
+        self.stopping = self._killed = False
         self.deaf_reason = ""
         self._process = process
         self._outbox = outbox
@@ -475,6 +475,8 @@ class _Child:
 
     def stop(self, grace_seconds: float) -> None:
         """SIGTERM now, SIGKILL after the grace; without grace at once."""
+        if self._process.returncode is not None:
+            return  # it ended before it was asked to, which must not be taken for an ordered end
         self.stopping = True
         if grace_seconds <= 0:
             self.kill()
@@ -486,7 +488,12 @@ class _Child:
 
     def kill(self) -> None:
         """SIGKILL to it and to whatever it started."""
+        self._killed = True
         kill_session(self.pid)
+
+    def ended_as_asked(self, code: int) -> bool:
+        """Whether an end with this status is what `stop` has brought about, and not somebody else's doing."""
+        return self.stopping and (code != -signal.SIGKILL or self._killed)
 
     async def wait(self) -> int:
         """Its exit status (negative: the signal), once its last events and lines have been read."""
