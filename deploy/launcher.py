@@ -77,6 +77,7 @@ class RunOutcome:
         detail: its traceback or the last lines of the culprit's log.
         result: trainer 0's result event; empty without one.
         server_memory_bytes: largest resident memory seen, by server.
+        checkpoint: the newest committed one, from which the next run goes on; empty without one.
         seconds: from the start of the first process to the end of the last.
     """
 
@@ -90,6 +91,7 @@ class RunOutcome:
     seconds: float
     num_restarts: int
     server_memory_bytes: Mapping[int, int]
+    checkpoint: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data."""
@@ -103,6 +105,7 @@ class RunOutcome:
             "log_dir": str(self.log_dir),
             "seconds": self.seconds,
             "num_restarts": self.num_restarts,
+            "checkpoint": self.checkpoint,
             "server_memory_bytes": {str(rank): size for rank, size in self.server_memory_bytes.items()},
         }
 
@@ -605,6 +608,7 @@ class _Launcher:
             seconds=seconds,
             num_restarts=(status.num_restarts if status is not None else 0) + self._num_revivals,
             server_memory_bytes=dict(self._seen.server_memory_bytes),
+            checkpoint=status.checkpoint.path if status is not None and self._plan.mode == "train" else "",
         )
 
 
@@ -677,7 +681,9 @@ def _failure_lines(outcome: RunOutcome) -> Iterator[str]:
         yield f"log of {outcome.culprit}: {outcome.log_dir / (outcome.culprit.replace(' ', '-') + '.log')}"
     else:
         yield f"logs: {outcome.log_dir}"
-    if outcome.exit_code == EXIT_RETRY:
+    if outcome.exit_code != EXIT_FIX_JOB and outcome.checkpoint:
+        yield f"Starting it again goes on from {outcome.checkpoint}"
+    elif outcome.exit_code == EXIT_RETRY:
         yield "Starting it again may help."
     elif outcome.exit_code == EXIT_FIX_JOB:
         yield "Starting it again as it is cannot help."
