@@ -650,6 +650,12 @@ def _success_lines(outcome: RunOutcome) -> Iterator[str]:
         if result.get("bad_steps"):
             rows = f"{result['bad_rows']:,} rows"
             yield f"skipped      {result['bad_steps']} steps ({rows}): loss or gradient was not finite"
+    if result.get("skipped_rows"):
+        unreadable = f", {result['unreadable_rows']:,} of them in unreadable files" if result["unreadable_rows"] else ""
+        yield f"left out     {result['skipped_rows']:,} rows that could not be used{unreadable}"
+    if result.get("truncated_ids"):
+        each = ", ".join(f"{name}: {ids:,}" for name, ids in result["truncated_ids"].items())
+        yield f"truncated    ids beyond max_length: {each}"
     scores = result.get("eval") or {}
     if scores:
         named = {"AUC": ("auc", ".5f"), "logloss": ("logloss", ".5f"), "calibration": ("calibration", ".4f")}

@@ -52,6 +52,8 @@ def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train") -> Prefl
         if paths and not (part == "train" and mode == "evaluate"):
             datasets[part] = Dataset.open(paths, job.data)
             _read_first_rows(datasets[part], job.data)
+    if "train" in datasets and "eval" in datasets:
+        datasets["train"].agree_with(datasets["eval"])
     cluster = job.cluster
     for port in (*(cluster.server_ports or ()), cluster.coordinator_port):
         if port is not None:

@@ -239,8 +239,7 @@ class Incarnation:
             "loss": progress.loss_sum / progress.weight_sum if progress.weight_sum else None,
             "bad_steps": progress.bad_steps,
             "bad_rows": progress.bad_rows,
-            "skipped_rows": self._data_counters["skipped_rows"],
-            "left_out_rows": self._data_counters["left_out_rows"],  # by train.negative_sampling
+            **self._left_out(),
             "stopped_early": self._stopped_early,
             "evaluations": self._evaluations,
             "curve": self._curve.to_json(),
@@ -251,6 +250,21 @@ class Incarnation:
         if self._saved_step != progress.step:
             self._checkpoint()
         return result | self._saved
+
+    def _left_out(self) -> dict[str, Any]:
+        """What the readers of all trainers did not hand to training: rows, and ids of lists that were too long."""
+
+        def total(name: str) -> int:
+            return sum(self._sync.gather(self._data_counters[name]))
+
+        lists = [feature.name for feature in self._spec.job.data.sparse if feature.multi_valued]
+        truncated = {name: total(f"truncated_ids.{name}") for name in lists}
+        return {
+            "skipped_rows": total("skipped_rows"),  # those of unreadable files among them
+            "unreadable_rows": total("unreadable_rows"),
+            "left_out_rows": total("left_out_rows"),  # by train.negative_sampling
+            "truncated_ids": {name: ids for name, ids in truncated.items() if ids},
+        }
 
     def _train_epoch(self, epoch: int) -> bool:
         """True when the epoch's rows are trained, False after an agreed stop."""
@@ -406,7 +420,7 @@ class Incarnation:
             own_rows=progress.own_rows,
             bad_rows=progress.bad_rows,
             skipped_rows=counters["skipped_rows"],
-            truncated_ids=counters["truncated_ids"],
+            truncated_ids=sum(ids for name, ids in counters.items() if name.startswith("truncated_ids.")),
             pulled_keys=traffic.pulled_keys,
             pulled_bytes=traffic.pulled_bytes,
             pushed_bytes=traffic.pushed_bytes,

@@ -119,6 +119,25 @@ def test_rows_that_explode_are_skipped_and_counted_and_tables_stay_finite(tmp_pa
     assert all(np.isfinite(value).all() for value in saved.dense().values())
 
 
+def test_what_the_readers_left_out_is_in_the_result(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    rows = [{"click": i % 2 if i != 5 else 7, "tags": ["a", "b", "c"] if i % 10 == 0 else ["a"]} for i in range(2_000)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train" / "a.parquet")
+    data = {
+        "train": str(tmp_path / "train"),
+        "labels": ["click"],
+        "batch_rows": 100,
+        "sparse": [{"name": "tags", "max_length": 2}],
+        "on_bad_row": "skip",
+    }
+    job = Job(tmp_path, data, _merged(SMALL, {"train": {"epochs": 2}, "cluster": {"trainers": 2}}))
+    code, outcome = job.run("train")
+    assert code == 0, outcome
+    result = outcome["result"]
+    assert (result["rows"], result["skipped_rows"], result["unreadable_rows"]) == (2 * 1_999, 2, 0)
+    assert result["truncated_ids"] == {"tags": 400}
+
+
 def test_more_bad_steps_than_allowed_end_the_job(tmp_path: Path) -> None:
     data = _two_features(tmp_path, [3_000])
     settings = _merged(SMALL, {"train": {"max_bad_steps": 2, "dense": {"learning_rate": 1e30}}})
