@@ -7,8 +7,11 @@
 VENV  ?= .venv
 EXTRA ?= cpu
 BIN   := $(VENV)/bin
-STAMP := $(VENV)/.installed-$(EXTRA)
-PROTO := trainer/coordinator/coordinator_pb2.py
+PIP   := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+# What runs a job, and what develops paddlewheel. Installing also generates the coordinator's gRPC code.
+RUN   := $(VENV)/.installed-$(EXTRA)
+DEV   := $(VENV)/.installed-$(EXTRA)-dev
+PROTO := trainer/coordinator/coordinator.proto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -17,9 +20,9 @@ PROTO := trainer/coordinator/coordinator_pb2.py
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-environment: $(STAMP)  ## .venv with paddlewheel, Paddle and the tools of development
+environment: $(DEV)  ## .venv with paddlewheel, Paddle and the tools of development
 
-$(STAMP): pyproject.toml setup.py
+$(BIN)/python:
 	@python="$(PYTHON)"; \
 	works() { "$$1" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' >/dev/null 2>&1; }; \
 	if [ -z "$$python" ]; then \
@@ -36,37 +39,41 @@ $(STAMP): pyproject.toml setup.py
 	fi; \
 	echo "Making $(VENV) with $$("$$python" --version); Paddle is large, this takes a minute or two."; \
 	"$$python" -m venv --clear "$(VENV)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRA),dev,plot,tune]'
+
+$(RUN): pyproject.toml setup.py $(PROTO) | $(BIN)/python
+	$(PIP) '.[$(EXTRA),plot]'
+	@test -s trainer/coordinator/coordinator_pb2_grpc.py || { echo "make: the gRPC code was not generated" >&2; exit 1; }
 	@touch $@
 
-proto: $(PROTO)  ## the coordinator's gRPC code, after an edit of its .proto file
+$(DEV): $(RUN)
+	$(PIP) '.[$(EXTRA),plot,tune,dev]'
+	@touch $@
 
-$(PROTO): trainer/coordinator/coordinator.proto setup.py | $(STAMP)
+proto: $(DEV)  ## the coordinator's gRPC code anew (done by itself after an edit of its .proto file)
 	$(BIN)/python setup.py --quiet build_proto
-	@touch $@
 
-quickstart: $(STAMP) $(PROTO)  ## makes click data, trains on it with 2 servers and 2 trainers, evaluates
+quickstart: $(RUN)  ## makes click data, trains on it with 2 servers and 2 trainers, evaluates
 	@if [ ! -f data/quickstart/best.json ]; then $(BIN)/paddlewheel data synth data/quickstart --rows 400k --seed 1; fi
 	$(BIN)/paddlewheel train --fresh jobs/quickstart.yaml
 	$(BIN)/paddlewheel evaluate jobs/quickstart.yaml
 
-test: $(STAMP) $(PROTO)  ## the test suite, but for the tests marked slow
+test: $(DEV)  ## the test suite, but for the tests marked slow
 	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
 
-test-slow: $(STAMP) $(PROTO)  ## the tests marked slow: accuracy, chaos, memory, benchmarks
+test-slow: $(DEV)  ## the tests marked slow: accuracy, chaos, memory, benchmarks
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-fast: $(STAMP) $(PROTO)  ## the tests that take seconds
+test-fast: $(DEV)  ## the tests that take seconds
 	$(BIN)/python -m pytest -m 'not slow' tests/unit tests/property tests/contract $(ARGS)
 
-lint: $(STAMP) $(PROTO)  ## ruff, mypy and the import contracts
+lint: $(DEV)  ## ruff, mypy and the import contracts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/vermin --target=3.10- --violations --eval-annotations --no-tips --quiet --no-parse-comments --exclude tomllib pserver trainer data_pipeline deploy tests setup.py
 	$(BIN)/lint-imports
 
-format: $(STAMP)  ## formats the code
+format: $(DEV)  ## formats the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
