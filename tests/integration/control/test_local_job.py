@@ -6,12 +6,17 @@ That no process, port or temporary file is left is checked for every test here (
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.authorities import make_authority
 from tests.integration.control.jobs import HERE, LONG, Job
 
 
@@ -167,3 +172,28 @@ def test_two_jobs_do_not_share_a_run_folder(start_job: Callable[..., Job], event
     assert "another run uses" in errors
     first.process.send_signal(signal.SIGINT)
     assert first.finish()["exit_code"] == 130
+
+
+def test_a_job_behind_tls_and_a_token(
+    start_job: Callable[..., Job],
+    eventually: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of its processes speak TLS with each other; who lacks the secrets learns nothing."""
+    secrets = {**make_authority(tmp_path, "ours"), "PADDLEWHEEL_TOKEN": "secret"}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    job = start_job({"*": LONG}, {"cluster": {"servers": 1, "trainers": 1}})
+    eventually(job.has("running"), seconds=60)
+    command = [sys.executable, "-m", "deploy.cli", "status", job.address(), "--json"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)["phase"] == "running"
+    for missing in ({"PADDLEWHEEL_TOKEN"}, set(secrets) - {"PADDLEWHEEL_TOKEN"}):
+        others = {name: value for name, value in os.environ.items() if name not in missing}
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60, env=others)
+        assert refused.returncode == 75, refused.stdout
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish()["exit_code"] == 130
+    assert not any(b"secret" in path.read_bytes() for path in job.run_dir.rglob("*") if path.is_file())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from tests.authorities import make_authority
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from trainer.coordinator.security import Security, SecurityError
@@ -27,24 +27,12 @@ class _Answers(pb_grpc.CoordinatorServicer):
         yield pb.AgentCommand(pulse=pb.Pulse())
 
 
-def openssl(*words: object) -> None:
-    subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two authorities, `ours` and `other`; each has signed a certificate for 127.0.0.1."""
     folder = tmp_path_factory.mktemp("tls")
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
     for who in ("ours", "other"):
-        ca, caKey, key, csr, cert = (folder / f"{who}.{end}" for end in ("ca", "cakey", "key", "csr", "cert"))
-        openssl("req", "-x509", *curve, "-keyout", caKey, "-out", ca, "-days", 2, "-subj", f"/CN={who}")
-        openssl("req", *curve, "-keyout", key, "-out", csr, "-subj", "/CN=role")
-        openssl(
-            *("x509", "-req", "-in", csr, "-CA", ca, "-CAkey", caKey, "-CAcreateserial", "-out", cert, "-days", 2),
-            *("-extfile", folder / "names"),
-        )
+        make_authority(folder, who)
     return folder
 
 
