@@ -50,6 +50,7 @@ def job_file(folder: Path, data: Path, **sections: Any) -> Path:
                 {"name": "tags", "pooling": "mean", "max_length": 5},
             ],
             "threads": 1,
+            "shuffle": {"interleave": 4},  # else each trainer hoards so many slices of so few that the steps vary
         },
         "tables": {"default": {"width": 4, "optimizer": {"rule": "adagrad", "learning_rate": 0.1}}},
         "model": {"kind": "deepfm", "tower": [16]},

@@ -70,7 +70,7 @@ class Run:
         trained = 0
         for trainer in self.order.sample(self.trainers, len(self.trainers)):
             while not trainer.exhausted and len(trainer.open) < 3:
-                indices = self.lineage.lease(self.epoch)
+                indices = self.lineage.lease(trainer.rank, self.epoch)
                 trainer.exhausted = not indices
                 trainer.open += [[index, self.done.get(index, 0), self.sizes[index]] for index in indices]
             for _ in range(self.order.randint(0 if trained else 1, 3)):
@@ -143,6 +143,25 @@ def test_every_row_is_trained_once_whatever_is_lost(
     assert all(proof.is_exact and proof.num_trained == sum(sizes) for proof in proofs), proofs
     assert run.line[-1]["rows"] == sum(sizes) * num_epochs
     assert run.line[-1]["position"]["done"] == []
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=40), num_trainers=st.integers(1, 5), seed=st.integers(0, 99)
+)
+def test_a_greedy_trainer_gets_its_share_and_no_more(sizes: list[int], num_trainers: int, seed: int) -> None:
+    order = random.Random(seed)
+    lineage = Lineage(num_trainers, 1)
+    lineage.begin(1)
+    slices = [[index, rows] for index, rows in enumerate(sizes)]
+    lineage.open_epoch({"epoch": 0, "fingerprint": "f", "order": "o", "seed": 1, "slices": slices})
+    given_out: dict[int, list[int]] = {}
+    for rank in order.sample(range(num_trainers), num_trainers):  # each takes all it can get before the next one asks
+        given_out[rank] = []
+        while leased := lineage.lease(rank, 0):
+            given_out[rank] += leased
+    assert sorted(index for indices in given_out.values() for index in indices) == list(range(len(sizes)))
+    share = -(-sum(sizes) // num_trainers)
+    assert all(sum(sizes[index] for index in indices) < share + max(sizes) for indices in given_out.values())
 
 
 def one(spans: list[list[int]], *, sizes: dict[int, int] | None = None, num_epochs: int = 2) -> Cursor | None:

@@ -37,7 +37,7 @@ class ControlConfig(BaseModel):
     stop_save_seconds: float = Field(default=60.0, ge=0)
     """On an ordered stop, seconds more that a checkpoint may take which has begun within `stop_seconds`."""
     leases: Literal["dynamic", "static"] = "dynamic"
-    """Who reads which slice of an epoch. dynamic: slices go to whoever asks next, so that a slow trainer takes fewer.
+    """Who reads which slice of an epoch. dynamic: slices go to whoever asks next, each trainer up to its share.
     static: all are dealt out beforehand, so that a run can be repeated exactly."""
     max_restarts: int = Field(default=3, ge=0)
     """How often in a row the job starts again after a loss; counted anew after each committed checkpoint."""

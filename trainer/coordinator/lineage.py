@@ -113,6 +113,7 @@ class Lineage:
         self._begun = (self._place.epoch, dict(done))
         self._plans: dict[int, EpochPlan] = {}
         self._queues: dict[int, deque[int]] = {}
+        self._granted: dict[tuple[int, int], int] = {}  # rows by trainer and epoch
         self._unsaved: dict[tuple[int, int], list[int]] = {}  # (epoch, slice): [first row, rows] since the commit
         self._skipped: list[list[int]] = []
         self._reports: dict[int, Mapping[str, Any]] = {}
@@ -149,13 +150,25 @@ class Lineage:
         self._queues[epoch] = deque(index for index, rows in plan.sizes.items() if here.get(index, 0) < rows)
         return dict(here), plan
 
-    def lease(self, epoch: int) -> list[int]:
-        """The next slices of an epoch; empty when it has no more. Each is given once in an incarnation."""
+    def lease(self, rank: int, epoch: int) -> list[int]:
+        """The next slices of an epoch for a trainer; empty when it gets no more. Each is given once in an incarnation.
+
+        Trainers step together, so one that reads ahead must not take the others' rows: nobody gets more once it has
+        its share, rounded up to a slice. So all slices are given when everyone has asked until there were no more.
+        """
         queue = self._queues.get(epoch)
         if queue is None:
             raise LineageError(f"a lease of epoch {epoch} was asked for before the epoch was begun")
-        share = len(queue) // (4 * self._num_trainers)
-        return [queue.popleft() for _ in range(min(len(queue), max(1, min(_LARGEST_LEASE, share))))]
+        sizes, done = self._plans[epoch].sizes, self._begun[1] if epoch == self._begun[0] else {}
+        share = -(-(sum(sizes.values()) - sum(done.values())) // self._num_trainers)
+        wanted = max(1, min(_LARGEST_LEASE, len(queue) // (4 * self._num_trainers)))
+        leased: list[int] = []
+        while queue and len(leased) < wanted and self._granted.get((rank, epoch), 0) < share:
+            index = queue.popleft()
+            leased.append(index)
+            rows = sizes[index] - done.get(index, 0)
+            self._granted[rank, epoch] = self._granted.get((rank, epoch), 0) + rows
+        return leased
 
     # -- cursors
 

@@ -582,7 +582,7 @@ class Control:
                 case "epoch":
                     self._open_epoch(seat, said)
                 case "lease":
-                    self._reply(seat, number, slices=self._lineage.lease(int(said["epoch"])))
+                    self._reply(seat, number, slices=self._lineage.lease(seat.member.rank, int(said["epoch"])))
                 case "cursor":
                     self._take_report(seat, said)
                 case "commit":
