@@ -507,9 +507,9 @@ class _Launcher:
             return
         if role.respawn_at == 0.0:
             role.respawn_at = now + _RESPAWN_SECONDS
-            if code == EXIT_FIX_JOB and not self._is_over():
-                cause = f"{role.name} {role.rank} {describe_exit(code)}"
-                self._fatal = (EXIT_FIX_JOB, cause, f"{role.name} {role.rank}", _tail(role.log))
+        elif now >= role.respawn_at and code == EXIT_FIX_JOB:  # and the coordinator has not said by now that it is over
+            cause = f"{role.name} {role.rank} {describe_exit(code)}"
+            self._fatal = (EXIT_FIX_JOB, cause, f"{role.name} {role.rank}", _tail(role.log))
         elif now >= role.respawn_at and self._signal is None:
             role.respawn_at = 0.0
             await self._spawn(role)

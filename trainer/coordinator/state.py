@@ -575,9 +575,11 @@ class Control:
 
     def _answer(self, seat: Seat, said: dict[str, Any], now: float) -> None:
         number = said.get("id")
+        if self.phase is Phase.HALTING:
+            return  # its child is about to be ended; a refusal would make it report an error that is none
         try:
-            if seat.member.role is not Role.TRAINER or self.phase is Phase.HALTING:
-                raise LineageError("the incarnation is over")
+            if seat.member.role is not Role.TRAINER:
+                raise LineageError("only trainers ask")
             match said.get("what"):
                 case "epoch":
                     self._open_epoch(seat, said)

@@ -137,3 +137,12 @@ def test_a_request_that_makes_no_sense_is_refused() -> None:
         assert reply["reply"] == 5
         assert reply["error"]
         assert reply["kind"] == "runtime"
+
+
+def test_a_request_while_the_incarnation_is_ended_gets_no_answer() -> None:
+    """A refusal would be reported as an error of the job, and the job would not start again."""
+    control = running()
+    control.handle(ChildExited(SERVER, 1, -9), 1.0)
+    assert control.phase is Phase.HALTING
+    said = {"event": "request", "id": 5, "what": "lease", "epoch": 0}
+    assert control.handle(ChildSaid(TRAINER, 1, said), 1.0) == []
