@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -178,7 +179,7 @@ def _write_text(work: Workload, table: pa.Table, path: Path) -> None:
 
     for index, name in enumerate(work.slots):
         count(1)
-        arrays.append(pa.compute.add(table[name].combine_chunks(), index * work.ids_per_slot))
+        arrays.append(pc.add(table[name].combine_chunks(), index * work.ids_per_slot))
     count(work.num_dense)
     arrays += [table[name].combine_chunks() for name in work.dense]
     count(1)
