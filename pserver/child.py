@@ -96,7 +96,10 @@ def main() -> int:
     started = time.monotonic()
     server.run_server(host, port)
     if not _signals_while_serving and time.monotonic() - started < _CANNOT_LISTEN_SECONDS:
-        return fail("port", PortInUseError(f"Paddle could not listen on {host}:{port}"), EXIT_RETRY)
+        try:  # Paddle does not say whether it was stopped or could not listen; in that case the port is still taken
+            _refuse_taken_port(host, port)
+        except PortInUseError as error:
+            return fail("port", error, EXIT_RETRY)
     emit("stopped")
     return 0
 
