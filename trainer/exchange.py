@@ -89,7 +89,6 @@ class Exchange:
         )
         self._pushes: queue.Queue[tuple[Batch, Mapping[str, Floats], Mapping[str, Floats]] | None] = queue.Queue()
         self._taken = 0
-        self.seconds = {"pull": 0.0, "push": 0.0}
         self._traffic = traffic or Traffic()
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
@@ -197,15 +196,12 @@ class Exchange:
             while (item := self._pushes.get()) is not None:
                 start = time.perf_counter()
                 self._push(*item)
-                seconds = time.perf_counter() - start
-                self.seconds["push"] += seconds
-                self._traffic.pushes.observe(seconds)
+                self._traffic.pushes.observe(time.perf_counter() - start)
                 self._settle()
         except BaseException as error:  # noqa: BLE001  raised again in the training thread
             self._fail(error)
 
     def _count_pull(self, seconds: float, rows: Mapping[str, Floats]) -> None:
-        self.seconds["pull"] += seconds
         self._traffic.pulls.observe(seconds)
         self._traffic.pulled_keys += sum(len(values) for values in rows.values())
         self._traffic.pulled_bytes += sum(values.nbytes for values in rows.values())
