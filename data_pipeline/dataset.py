@@ -67,7 +67,7 @@ class Slice:
     num_rows: int
 
 
-def read_footer(source: SourceFile, config: DataConfig) -> DataFile:
+def read_footer(source: SourceFile, config: DataConfig, carried: Iterable[str] = ()) -> DataFile:
     """Checks one file. Raises DataError naming the file."""
     if source.size == 0:
         raise DataError(f"{source.name}: the file is empty (0 bytes)")
@@ -86,7 +86,7 @@ def read_footer(source: SourceFile, config: DataConfig) -> DataFile:
         raise DataError(
             f"{source.name}: the footer promises {num_rows} rows, its row groups {sum(g.num_rows for g in groups)}"
         )
-    columns = schema.check_file(source.name, arrow_schema, [k for k, _ in source.partitions], config)
+    columns = schema.check_file(source.name, arrow_schema, [k for k, _ in source.partitions], config, carried)
     return DataFile(source, groups, columns)
 
 
@@ -98,6 +98,8 @@ class Dataset:
     config: DataConfig
     skipped_files: tuple[str, ...] = ()
     """Why files were left out (`on_bad_file: skip`), one message each."""
+    carried: tuple[str, ...] = ()
+    """Columns that are read for whoever asked for them; the job does not need them."""
 
     @classmethod
     def open(
@@ -107,21 +109,24 @@ class Dataset:
         *,
         threads: int = 16,
         require_fitted: bool = True,
+        carried: Iterable[str] = (),
         on_progress: Callable[[int, int], None] | None = None,
     ) -> "Dataset":
         """Finds the files and checks every footer against the job.
 
         `on_progress(done, total)` is called from this thread. `require_fitted` is False for the pass that makes
-        `data.fitted`. Raises DataError before anything is read if a path, a file or a column is not usable, or if
+        `data.fitted`. `carried` are columns to read that the job does not need; every file must have them. Raises
+        DataError before anything is read if a path, a file or a column is not usable, or if
         there is no row at all.
         """
+        carried = tuple(dict.fromkeys(carried))
         if require_fitted:
             Fitted.load(config)
         sources = discover((paths,) if isinstance(paths, str) else paths, hive=config.partitions == "hive")
         files: list[DataFile] = []
         skipped: list[str] = []
         with concurrent.futures.ThreadPoolExecutor(max(1, min(threads, len(sources)))) as pool:
-            futures = [pool.submit(read_footer, source, config) for source in sources]
+            futures = [pool.submit(read_footer, source, config, carried) for source in sources]
             try:
                 for done, future in enumerate(futures, 1):
                     try:
@@ -142,7 +147,7 @@ class Dataset:
                     other = files[seen.setdefault(column, number)]
                     if other.columns[column].type != got.type:
                         schema.agree(other.source.name, other.columns, file.source.name, file.columns, config)
-        dataset = cls(tuple(files), config, tuple(skipped))
+        dataset = cls(tuple(files), config, tuple(skipped), carried)
         if dataset.num_rows == 0:
             where = ", ".join([paths] if isinstance(paths, str) else paths)
             detail = f"; left out: {skipped[0]}" if skipped else ""

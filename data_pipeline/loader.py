@@ -11,7 +11,6 @@ import concurrent.futures
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -20,14 +19,14 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import Self
 
-from data_pipeline.batch import Batch, Span, TableKeys
+from data_pipeline.assemble import Pick, assemble
+from data_pipeline.batch import Batch, Span
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset, Slice
-from data_pipeline.encode import Encoder, Lists, Rows, ragged
+from data_pipeline.encode import Encoder, Lists, Rows
 from data_pipeline.errors import DataError
 from data_pipeline.fitted import Fitted
-from data_pipeline.keys import unique_keys
-from data_pipeline.quarantine import Quarantine
+from data_pipeline.quarantine import BadRows
 from data_pipeline.reader import RowGroups
 
 _PARALLEL_ROWS = 1024
@@ -124,8 +123,6 @@ class Window:
 
 _Segment = tuple[Window, int, int, list[Span]]
 """Places of a window, from and up to, and what rows these are."""
-_Pick = tuple[Rows, npt.NDArray[np.int64]]
-"""Encoded rows, and which of them are meant."""
 
 
 class Loader:
@@ -168,7 +165,6 @@ class Loader:
             window_rows=max(1, window_rows),
             done=dict(self._done),
         )
-        self._tables = {t: [f for f in config.sparse if f.table == t] for t in config.tables}
         self._encoder = Encoder(config, Fitted.load(config))
         self._readers = RowGroups(dataset, config, lanes)
         self._threads = config.threads if threads is None else threads
@@ -178,10 +174,7 @@ class Loader:
         `truncated_ids.<feature>`."""
         self.unreadable: dict[str, str] = {}
         """Files that turned out to be unreadable (`on_bad_file: skip`), with the reason."""
-        self._quarantine = None
-        if config.on_bad_row == "quarantine":
-            assert config.quarantine_directory is not None
-            self._quarantine = Quarantine(config.quarantine_directory)
+        self._bad_rows = BadRows(config)
         self._batches = self._produce()
         self._closed = False
 
@@ -350,22 +343,12 @@ class Loader:
         """What happens to bad rows."""
         if not reasons:
             return
-        file = self._dataset.files[part.slice.file]
-        first = sum(g.num_rows for g in file.row_groups[: part.slice.row_group]) + part.slice.row_start + part.start
-        if self._config.on_bad_row == "fail":
-            row, why = min(reasons.items())
-            raise DataError(
-                f"{file.source.name}: row {first + row}: {why}; {len(reasons)} of {part.num_rows} rows here are "
-                "unusable (data.on_bad_row: skip or quarantine leaves them out)"
-            )
+        self._bad_rows.judge(self._dataset, part.slice, part.start, part.num_rows, columns, reasons)
         self.counters["bad_rows"] += len(reasons)
-        if self._quarantine is not None:
-            self._quarantine.add(file.source, first, columns, reasons)
 
     def _assemble(self, segments: list[_Segment]) -> Batch:
-        """Gathers the rows of a batch and finds the unique keys of each table."""
-        config = self._config
-        picks: list[_Pick] = []
+        """The batch of some places of windows."""
+        picks: list[Pick] = []
         spans: list[Span] = []
         places = 0
         for window, start, end, given in segments:
@@ -375,70 +358,7 @@ class Loader:
             bad = window.rows.bad_N[at]
             picks.append((window.rows, at[~bad] if bad.any() else at))
         num_rows = sum(at.size for _, at in picks)
-
-        return Batch(
-            num_rows=num_rows,
-            dense_BD=_gather(picks, lambda rows: rows.dense_ND),
-            labels_BL=_gather(picks, lambda rows: rows.labels_NL),
-            tables={table: self._table_keys(table, picks) for table in self._tables},
-            spans=tuple(spans),
-            sample_weight_B=None if config.sample_weight is None else _gather(picks, lambda rows: rows.weight_N),
-            group_B=None if config.group is None else _gather(picks, lambda rows: rows.group_N),
-            report_by={c: _gather(picks, partial(_report_values, c)) for c in config.report_by},
-            num_skipped_rows=places - num_rows,
-        )
-
-    def _table_keys(self, table: str, picks: list[_Pick]) -> TableKeys:
-        """The unique keys of a table, and where each feature's ids are among them."""
-        features = self._tables[table]
-        multi = [f for f in features if f.multi_valued]
-        singles = tuple(f.name for f in features if not f.multi_valued)
-        ids_BF = _gather(picks, lambda rows: rows.singles[table])
-        num_rows = ids_BF.shape[0]
-        ragged = {f.name: [_gather_lists(rows.lists[f.name][0], at) for rows, at in picks] for f in multi}
-        flat = [ids_BF.ravel()] + [keys for pieces in ragged.values() for keys, _, _ in pieces]
-        keys_U, positions = unique_keys(flat[0] if len(flat) == 1 else np.concatenate(flat))
-        cursor = ids_BF.size
-        single_BF = positions[:cursor].reshape(num_rows, len(singles))
-        index = {name: single_BF[:, i] for i, name in enumerate(singles)}
-        weights: dict[str, npt.NDArray[np.float32]] = {}
-        for feature in multi:
-            pieces = ragged[feature.name]
-            lengths = np.concatenate([n for _, n, _ in pieces])
-            end = cursor + sum(keys.size for keys, _, _ in pieces)
-            index[feature.name] = _pad(positions[cursor:end], lengths)
-            cursor = end
-            if feature.weights is not None:
-                weights[feature.name] = _pad(np.concatenate([w for _, _, w in pieces if w is not None]), lengths)
-        return TableKeys(keys_U, {f.name: index[f.name] for f in features}, single_BF, singles, weights)
-
-
-def _report_values(column: str, rows: Rows) -> Any:
-    return rows.report_by[column]
-
-
-def _gather(picks: list[_Pick], get: Callable[[Rows], Any]) -> Any:
-    """The chosen rows of an array that every window has."""
-    pieces = [get(rows).take(at, axis=0) for rows, at in picks]
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-
-def _gather_lists(
-    lists: Lists, at: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.float32] | None]:
-    """Keys of the chosen rows, flat; the number of keys of each; their weights."""
-    starts = lists.offsets[at]
-    lengths = lists.offsets[at + 1] - starts
-    _, places = ragged(starts, lengths)
-    return lists.keys[places], lengths, None if lists.weights is None else lists.weights[places]
-
-
-def _pad(flat: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """[B, L], left-aligned, 0 where there is nothing; L is the longest list, at least 1."""
-    longest = max(1, int(lengths.max(initial=0)))
-    out = np.zeros((lengths.size, longest), dtype=flat.dtype)
-    out[np.arange(longest) < lengths[:, None]] = flat
-    return out
+        return assemble(self._config, picks, spans=spans, num_skipped=places - num_rows)
 
 
 def _join(blocks: list[Lists]) -> Lists:

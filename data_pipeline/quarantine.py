@@ -1,4 +1,4 @@
-"""Bad rows, kept for a person to look at."""
+"""What happens to bad rows: the job stops, or they are left out, or also kept for a person to look at."""
 
 import hashlib
 from pathlib import Path
@@ -6,7 +6,47 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_pipeline.config import DataConfig
+from data_pipeline.dataset import Dataset, Slice
+from data_pipeline.errors import DataError
 from data_pipeline.sources import SourceFile
+
+
+class BadRows:
+    """Applies `data.on_bad_row`."""
+
+    def __init__(self, config: DataConfig) -> None:
+        self._policy = config.on_bad_row
+        self._quarantine = None
+        if config.on_bad_row == "quarantine":
+            assert config.quarantine_directory is not None
+            self._quarantine = Quarantine(config.quarantine_directory)
+
+    def judge(
+        self,
+        dataset: Dataset,
+        piece: Slice,
+        start: int,
+        num_rows: int,
+        columns: dict[str, pa.Array],
+        reasons: dict[int, str],
+    ) -> None:
+        """Rows `start` to `start + num_rows` of a slice were read as `columns`; `reasons` says which are bad, and why.
+
+        Raises DataError, which names the first, unless bad rows are to be left out.
+        """
+        if not reasons:
+            return
+        file = dataset.files[piece.file]
+        first = sum(g.num_rows for g in file.row_groups[: piece.row_group]) + piece.row_start + start
+        if self._policy == "fail":
+            row, why = min(reasons.items())
+            raise DataError(
+                f"{file.source.name}: row {first + row}: {why}; {len(reasons)} of {num_rows} rows here are "
+                "unusable (data.on_bad_row: skip or quarantine leaves them out)"
+            )
+        if self._quarantine is not None:
+            self._quarantine.add(file.source, first, columns, reasons)
 
 
 class Quarantine:

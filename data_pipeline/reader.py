@@ -21,7 +21,7 @@ class RowGroups:
 
     def __init__(self, dataset: Dataset, config: DataConfig, most_streams: int) -> None:
         self._dataset = dataset
-        self._columns = columns_needed(config)
+        self._columns = tuple(dict.fromkeys((*columns_needed(config), *dataset.carried)))
         self._memory_bytes = config.memory_bytes
         self._most_streams = most_streams
         self._tables: OrderedDict[tuple[int, int], tuple[pa.Table, int]] = OrderedDict()

@@ -92,22 +92,24 @@ def absent_columns(config: DataConfig) -> frozenset[str]:
     return frozenset(allowed - needed)
 
 
-def check_file(name: str, schema: pa.Schema, partitions: Iterable[str], config: DataConfig) -> dict[str, Column]:
-    """Columns of the job as this file has them (absent ones are left out).
+def check_file(
+    name: str, schema: pa.Schema, partitions: Iterable[str], config: DataConfig, carried: Iterable[str] = ()
+) -> dict[str, Column]:
+    """Columns of the job as this file has them (absent ones are left out), and those that are only handed through.
 
     Raises DataError naming file, column and types.
     """
-    partitions = tuple(partitions)
+    partitions, carried = tuple(partitions), frozenset(carried)
     names = list(schema.names) + [p for p in partitions if p not in schema.names]
     _refuse_case_variants(name, schema)
     found: dict[str, Column] = {}
     optional = absent_columns(config)
-    for column in columns_needed(config):
+    for column in dict.fromkeys((*columns_needed(config), *carried)):
         if column in partitions:
             found[column] = Column("string", False, pa.string())
         elif column in schema.names:
             found[column] = classify(schema.field(column).type)
-        elif column not in optional:
+        elif column not in optional or column in carried:
             close = difflib.get_close_matches(column.lower(), [n.lower() for n in names], n=3, cutoff=0.5)
             near = [n for c in close for n in names if n.lower() == c]
             hint = (

@@ -29,6 +29,7 @@ import psutil
 
 from deploy.display import Display, choose_display, duration
 from deploy.hosts import HostsConfig
+from trainer import warm_start
 from trainer.config import JobConfig
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
@@ -172,6 +173,7 @@ def run_local(
         RunFolderBusyError: another run uses job.run_dir.
         LaunchError: the coordinator could not be started.
         PortTakenError: a port that the job names is in use.
+        ConfigError, CheckpointError: the job would begin with another model, which is not there or does not fit.
     """
     run_dir = Path(job.run_dir).absolute()
     log_dir = run_dir / "logs" if mode == "train" else run_dir / "logs" / mode
@@ -183,6 +185,8 @@ def run_local(
     with _sole_use(run_dir):
         if (result := resuming.finished(plan)) is not None:
             return _nothing_to_do(plan, result, log_dir)
+        if mode == "train" and job.warm_start is not None and resuming.examine(plan).path is None:
+            warm_start.plan(job)
         _check_ports(job, hosts)
         launcher = _Launcher(job, plan, log_dir, display or choose_display(), hosts, child_commands or {})
         outcome = asyncio.run(launcher.run())
@@ -650,6 +654,9 @@ def _success_lines(outcome: RunOutcome) -> Iterator[str]:
         if result.get("bad_steps"):
             rows = f"{result['bad_rows']:,} rows"
             yield f"skipped      {result['bad_steps']} steps ({rows}): loss or gradient was not finite"
+    if warm := result.get("warm_start"):
+        taken = [f"{mine}: {table['keys']:,} keys" for mine, table in warm["tables"].items()]
+        yield f"warm start   {', '.join([*taken, *(['dense part'] if warm['dense'] else [])])} from {warm['source']}"
     if result.get("skipped_rows"):
         unreadable = f", {result['unreadable_rows']:,} of them in unreadable files" if result["unreadable_rows"] else ""
         yield f"left out     {result['skipped_rows']:,} rows that could not be used{unreadable}"

@@ -9,6 +9,7 @@ from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
 from data_pipeline.loader import Loader
 from pserver import requirements
+from trainer import checkpoint, warm_start
 from trainer.config import ConfigError, JobConfig, Problem
 from trainer.process import reserve_port
 
@@ -37,6 +38,7 @@ def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train") -> Prefl
         ConfigError: the job lacks what the mode needs.
         pserver.errors.RequirementError: wrong Paddle or protobuf.
         data_pipeline.errors.DataError: a path, file, column or value that the job cannot use.
+        trainer.checkpoint.CheckpointError: the job would begin with another model, which is not there.
         trainer.process.PortTakenError: a port that the job names is in use.
     """
     paddle = requirements.check(import_core=False)
@@ -54,6 +56,8 @@ def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train") -> Prefl
             _read_first_rows(datasets[part], job.data)
     if "train" in datasets and "eval" in datasets:
         datasets["train"].agree_with(datasets["eval"])
+    if mode == "train" and job.warm_start is not None and checkpoint.latest(job.checkpoint_directory) is None:
+        warm_start.plan(job)
     cluster = job.cluster
     for port in (*(cluster.server_ports or ()), cluster.coordinator_port):
         if port is not None:

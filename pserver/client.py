@@ -21,7 +21,7 @@ from pserver.initial import Initializer
 from pserver.wire import Buffer, Command, Connection, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -192,16 +192,17 @@ class Client:
         mode = _SAVE_AND_ADVANCE_DAY if advance_day else _SAVE
         return {name: self._save_table(t, directory / name, num_keys[name], mode) for name, t in self._tables.items()}
 
-    def load(self, directory: Path) -> None:
-        """Load tables saved by `save`, by any number of servers, into servers that hold no keys yet.
+    def load(self, directory: Path, *, tables: Iterable[str] | None = None) -> None:
+        """Load tables (None: all of this client) saved by `save`, by any number of servers, into servers without keys.
 
         Raises CheckpointError for anything incomplete, changed or unfitting before a server is asked, else ServerError.
         """
-        saved = {name: checkpoint.open_table(directory / name) for name in self._tables}
-        for name, t in self._tables.items():
+        chosen = self._tables if tables is None else {name: self._tables[name] for name in tables}
+        saved = {name: checkpoint.open_table(directory / name) for name in chosen}
+        for name, t in chosen.items():
             checkpoint.check_fits(saved[name], name, t.config, self._seed)
             checkpoint.verify(saved[name])
-        for name, t in self._tables.items():
+        for name, t in chosen.items():
             self._load_table(t, saved[name])
 
     def end_day(self) -> None:

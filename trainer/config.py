@@ -27,6 +27,7 @@ from trainer.coordinator.config import ControlConfig
 from trainer.models.config import AnyModelConfig, DeepFMConfig
 from trainer.settings import TrainConfig
 from trainer.telemetry.config import MetricsConfig
+from trainer.warm_start import WarmStartConfig
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -125,6 +126,9 @@ class JobConfig(_Section):
 
     train: TrainConfig = Field(default_factory=TrainConfig)
     """How the dense part is trained, and for how long."""
+
+    warm_start: WarmStartConfig | None = None
+    """Begin with what another job has learnt. None: from nothing."""
 
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     """How many roles there are, and where they listen."""
@@ -358,6 +362,7 @@ def _absolute_paths(raw: dict[str, Any]) -> dict[str, Any]:
     out = dict(raw)
     for section, keys in {
         "data": ("train", "eval", "fitted", "quarantine_directory"),
+        "warm_start": ("source",),
         "checkpoint": ("directory",),
         "metrics": ("targets",),
     }.items():

@@ -5,6 +5,7 @@ What is asked of the coordinator, and when, is described in coordinator/README.m
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.loader import Loader
 from pserver.client import Client
 from pserver.config import Tables
-from trainer import checkpoint
+from trainer import checkpoint, warm_start
 from trainer.config import JobConfig
 from trainer.curve import LossCurve
 from trainer.dense_sync import DenseSync
@@ -156,8 +157,11 @@ class Incarnation:
         )
         self._best_checkpoint: str | None = None
         self._curve = LossCurve()
+        self._warm_start: dict[str, Any] | None = None
         if spec.restore is not None:
             self._restore(Path(spec.restore))
+        elif spec.mode == "train" and job.warm_start is not None:
+            self._begin_warm()
         self._sync.barrier()
         self._check_identical()
         self._started = self._reported = time.monotonic()
@@ -175,7 +179,7 @@ class Incarnation:
             trained = self._train()
             if trained is None:
                 return None
-            result |= trained
+            result |= trained | {"warm_start": self._warm_start}
         if "eval" in self._datasets:
             result["eval"] = self._evaluate()
             if self._spec.mode == "train" and self._spec.job.train.evaluation.keep_best:
@@ -192,6 +196,7 @@ class Incarnation:
             self._program.load_state(saved.dense())
         except ValueError as error:
             raise checkpoint.CheckpointError(f"{path}: {error}") from error
+        self._warm_start = saved.manifest.get("warm_start")
         seen = saved.manifest.get("evaluation")
         if seen is not None:
             self._best.load_state(seen["best"])
@@ -201,6 +206,22 @@ class Incarnation:
         cursor, progress = saved.cursor, self._loop.progress
         progress.step, progress.rows = cursor["step"], cursor["rows"]
         progress.epoch = cursor["position"]["epoch"]
+
+    def _begin_warm(self) -> None:
+        """Begin with another job's model: trainer 0 fills the servers, all take the dense part."""
+        job = self._spec.job
+        start = warm_start.plan(job)
+        if self._spec.rank == 0 and start.tables:
+            job.checkpoint_directory.mkdir(parents=True, exist_ok=True)
+            # the servers read it, so it lies where they see checkpoints
+            with tempfile.TemporaryDirectory(prefix=".warm-start-", dir=job.checkpoint_directory) as folder:
+                keys = warm_start.write_tables(start, Path(folder), job, len(self._spec.servers))
+                self._client.load(Path(folder), tables=keys)
+            self._warm_start = start.record(keys)
+        elif self._spec.rank == 0:
+            self._warm_start = start.record({})
+        if start.dense:
+            self._program.load_parameters(start.source.parameters())
 
     def _check_identical(self) -> str:
         """Hash of the dense parameters; raises when trainers differ, which the design rules out."""
@@ -464,6 +485,8 @@ class Incarnation:
                 facts={
                     "job": job.name,
                     "seed": job.seed,
+                    "settings": job.model_dump(mode="json"),
+                    "warm_start": self._warm_start,
                     "evaluation": {"best": self._best.state(), "all": self._evaluations},
                     "tables": {t: {"config": job.tables[t].model_dump(mode="json"), "keys": keys[t]} for t in keys},
                 },

@@ -317,6 +317,14 @@ class DenseProgram:
                 )
             tensor.set(np.ascontiguousarray(value), paddle.CPUPlace())
 
+    def load_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
+        """Set the parameters alone; the optimizer's moments stay as they are.
+
+        Raises:
+            ValueError: a name or a shape differs from this model's.
+        """
+        self.load_state({**self.state(), **parameters})
+
     def parameters(self) -> dict[str, NDArray[Any]]:
         """Copies of the parameters alone."""
         return {k: np.array(self._tensor(self._variables[k])) for k in self.sizes}

@@ -31,6 +31,10 @@ def report(
 def _lines(found: "Report") -> Iterator[str]:
     from deploy.display import duration
 
+    if found.warm_start is not None:
+        taken = [f"table {mine} ({table['keys']:,} keys)" for mine, table in found.warm_start["tables"].items()]
+        parts = ", ".join([*taken, *(["the dense part"] if found.warm_start["dense"] else [])])
+        yield f"began with {parts} of {found.warm_start['source']}"
     for proof in found.epochs:
         skipped = f", {proof.num_skipped:,} of them in steps that were skipped" if proof.num_skipped else ""
         if proof.is_exact:

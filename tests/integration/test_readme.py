@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import deploy.cli
+from trainer.config import JobConfig
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,8 +30,10 @@ def commands() -> list[list[str]]:
 
 
 def test_the_job_shown_is_the_quickstarts() -> None:
-    (shown,) = blocks("yaml")
-    assert yaml.safe_load(shown) == yaml.safe_load((ROOT / "jobs/quickstart.yaml").read_text())
+    shown, *parts = map(yaml.safe_load, blocks("yaml"))
+    assert shown == yaml.safe_load((ROOT / "jobs/quickstart.yaml").read_text())
+    for part in parts:  # what may be added to it
+        JobConfig.parse({**shown, **part})
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]+)", README))))

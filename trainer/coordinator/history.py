@@ -59,6 +59,7 @@ class Report:
         epochs: how often the rows of each epoch were trained in that lineage; the last one may be unfinished.
         exact: no row twice, and none left out of an epoch that is over.
         outcome: of the last run; None while it goes on.
+        warm_start: what the model began with (`job.warm_start`); None: nothing, or not told yet.
     """
 
     steps: Sequence[int]
@@ -69,6 +70,7 @@ class Report:
     num_failed_checkpoints: int
     checkpoint_seconds: float
     outcome: Mapping[str, Any] | None
+    warm_start: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data."""
@@ -116,6 +118,7 @@ def tell(records: Sequence[Mapping[str, Any]]) -> Report:
         num_failed_checkpoints=sum(record["what"] == "failed" for record in records),
         checkpoint_seconds=sum(r.get("save_seconds", 0.0) + r.get("commit_seconds", 0.0) for r in committed),
         outcome={key: over[key] for key in ("exit_code", "cause", "culprit")} if over else None,
+        warm_start=(over.get("result") or {}).get("warm_start") if over else None,
     )
 
 

@@ -24,12 +24,12 @@ from trainer.coordinator.lineage import CURSOR_VERSION
 if TYPE_CHECKING:
     from trainer.coordinator.plan import JobPlan
 
-_SECTIONS = ("name", "seed", "data", "tables", "model", "train")
+_SECTIONS = ("name", "seed", "data", "tables", "model", "train", "warm_start")
 _FREE = {  # may change from one run to the next
     "data": ("train", "eval", "threads", "prefetch_batches", "on_bad_file", "quarantine_directory", "fitted"),
     "train": ("epochs", "max_bad_steps"),
 }
-_LEFTOVER = re.compile(r"\.(step-\d+-.*|step-\d+\.draft|removed-.*|LATEST\.new)")
+_LEFTOVER = re.compile(r"\.(warm-start-.*|step-\d+-.*|step-\d+\.draft|removed-.*|LATEST\.new)")
 _REPLACED = re.compile(r"\.replaced-(\d+)")
 
 

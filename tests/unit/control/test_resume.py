@@ -149,7 +149,7 @@ def test_a_fresh_start_puts_all_aside(tmp_path: Path) -> None:
 def test_what_a_killed_coordinator_left_is_cleared(tmp_path: Path) -> None:
     good = save(tmp_path, 1)
     directory = tmp_path / "checkpoints"
-    for name in (".step-5-incarnation-1-draft-1", ".removed-step-0", ".step-4.draft"):
+    for name in (".step-5-incarnation-1-draft-1", ".removed-step-0", ".step-4.draft", ".warm-start-x"):
         (directory / name).mkdir()
     (directory / ".LATEST.new").write_text("x")
     (good / "sparse" / ".default-staged").mkdir()
