@@ -20,6 +20,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
+from trainer import native
 from trainer.models import ModelConfig, build
 from trainer.models.base import FeatureSpec, ModelInputs, SequenceInput, Variable
 from trainer.settings import DenseOptimizerConfig
@@ -111,6 +112,10 @@ class DenseProgram:
         seed: initial parameters depend on this alone, so they are equal on every trainer.
         rank: makes dropout differ between trainers.
         logit_shift: added to the log-odds of predictions, not in training (`trainer.sampling.logit_shift`).
+        operators: precision of our operators' products; None: Paddle's own operators alone.
+
+    Raises:
+        NativeError: our operators are asked for and cannot be had.
     """
 
     def __init__(
@@ -124,13 +129,16 @@ class DenseProgram:
         seed: int,
         rank: int,
         logit_shift: float = 0.0,
+        operators: native.Precision | None = None,
     ) -> None:
         paddle.enable_static()
         self._layouts, self._config = layouts, optimizer
         self._scope = paddle.static.Scope()
         self._executor = paddle.static.Executor(paddle.CPUPlace())
         self._main, startup = paddle.static.Program(), paddle.static.Program()
-        with _building(self._main, startup, "dense/"):
+        if operators is not None:
+            native.load()
+        with _building(self._main, startup, "dense/"), native.using(operators):
             pulled, inputs = self._inputs(num_dense)
             layer = build(feature_spec(layouts, num_dense, num_labels), model)
             logit_BY = layer(inputs)
@@ -170,19 +178,17 @@ class DenseProgram:
             emb_UW = static.data(f"{layout.name}/rows", [-1, layout.pull_width], "float32")
             emb_UW.stop_gradient = False
             pulled.append(emb_UW)
-            # index 0 means "no id": a row of zeros that receives no update
-            rows_PW = paddle.concat([paddle.zeros([1, layout.pull_width], "float32"), emb_UW], axis=0)
-            order_P1, vector_PW = (rows_PW[:, :1], rows_PW[:, 1:]) if layout.first_order else (None, rows_PW)
             if layout.single:
                 index_BF = static.data(f"{layout.name}/single", [-1, len(layout.single)], "int32")
-                flat = paddle.reshape(index_BF, [-1])
-                shape = [-1, len(layout.single)]
-                groups.append(paddle.reshape(paddle.gather(vector_PW, flat), [*shape, layout.width]))
+                vectors_BFW, order_B1 = _lookup_single(emb_UW, index_BF, layout)
+                groups.append(vectors_BFW)
                 names.append(layout.single)
                 index.update((name, index_BF[:, at : at + 1]) for at, name in enumerate(layout.single))
-                if order_P1 is not None:
-                    weight_BF = paddle.reshape(paddle.gather(order_P1, flat), shape)
-                    first_order.append(paddle.sum(weight_BF, axis=1, keepdim=True))
+                if layout.first_order:
+                    first_order.append(order_B1)
+            if not layout.lists:
+                continue
+            order_P1, vector_PW = _with_no_id(emb_UW, layout)
             for feature in layout.lists:
                 index_BL = static.data(f"{layout.name}/list/{feature.name}", [-1, -1], "int32")
                 mask_BL = paddle.cast(index_BL > 0, "float32")
@@ -365,6 +371,25 @@ def _seed_initializers(startup: Any, seed: int) -> None:
     for place, op in enumerate(random):
         state = np.random.SeedSequence([seed, place]).generate_state(1)[0]
         op._set_attr("seed", int(state >> 1) or 1)  # noqa: SLF001  int32; 0 would mean "any"
+
+
+def _with_no_id(emb_UW: Variable, layout: TableLayout) -> tuple[Variable | None, Variable]:
+    """First-order weights and vectors below a row of zeros that receives no update: index 0 means "no id"."""
+    rows_PW = paddle.concat([paddle.zeros([1, layout.pull_width], "float32"), emb_UW], axis=0)
+    return (rows_PW[:, :1], rows_PW[:, 1:]) if layout.first_order else (None, rows_PW)
+
+
+def _lookup_single(emb_UW: Variable, index_BF: Variable, layout: TableLayout) -> tuple[Variable, Variable | None]:
+    """Vectors [B, F, W] of features with at most one id a row, and the sum of their first-order weights, [B, 1]."""
+    if native.fits():
+        return native.lookup(emb_UW, index_BF, first_order=layout.first_order)
+    order_P1, vector_PW = _with_no_id(emb_UW, layout)
+    flat, shape = paddle.reshape(index_BF, [-1]), [-1, len(layout.single)]
+    vectors_BFW = paddle.reshape(paddle.gather(vector_PW, flat), [*shape, layout.width])
+    if order_P1 is None:
+        return vectors_BFW, None
+    weight_BF = paddle.reshape(paddle.gather(order_P1, flat), shape)
+    return vectors_BFW, paddle.sum(weight_BF, axis=1, keepdim=True)
 
 
 def _lookup(rows_PW: Variable, index_BL: Variable, width: int) -> Variable:

@@ -45,7 +45,7 @@ class AutoInt(Model):
         for layer in self.attention:
             state_BFX = layer(state_BFX)
         logit_BY = self.output(paddle.reshape(state_BFX, [-1, self.num_hidden])) + inputs.first_order_B1
-        return logit_BY if self.tower is None else logit_BY + self.tower(inputs.flat_BX)
+        return logit_BY if self.tower is None else logit_BY + self.tower(inputs.parts)
 
 
 class _SelfAttention(paddle.nn.Layer):  # type: ignore[misc]

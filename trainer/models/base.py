@@ -15,6 +15,8 @@ import numpy as np
 import paddle
 from pydantic import BaseModel
 
+from trainer import native
+
 Variable = Any  # a symbolic tensor of a static program
 
 
@@ -119,7 +121,13 @@ class ModelInputs:
     @property
     def flat_BX(self) -> Variable:
         """All pooled embeddings and dense columns, side by side."""
-        return side_by_side([*(paddle.flatten(g, start_axis=1) for g in self.groups), self.dense_BD])
+        return side_by_side(self.parts)
+
+    @property
+    def parts(self) -> list[Variable]:
+        """The arrays of `flat_BX` before they are put side by side; `Tower` takes them as they are."""
+        flat = [paddle.flatten(group, start_axis=1) for group in self.groups]
+        return flat if self.dense_BD is None else [*flat, self.dense_BD]
 
     def field_BW(self, name: str) -> Variable:
         """The pooled embedding of one feature."""
@@ -174,7 +182,14 @@ class Tower(paddle.nn.Layer):  # type: ignore[misc]
         self.dropout = paddle.nn.Dropout(dropout) if dropout else None
         self.num_outputs = sizes[-1] if num_outputs is None else num_outputs
 
-    def forward(self, x_BX: Variable) -> Variable:
+    def forward(self, x_BX: Variable | Sequence[Variable]) -> Variable:
+        """Outputs of the inputs [B, X], or of several [B, X_i] side by side."""
+        parts = list(x_BX) if isinstance(x_BX, (list, tuple)) else [x_BX]
+        if self.norms is None and self.dropout is None and native.fits(*parts):
+            layers = [*self.hidden, *([] if self.output is None else [self.output])]
+            relu = [True] * len(self.hidden) + [False] * (self.output is not None)
+            return native.tower(parts, [n.weight for n in layers], [n.bias for n in layers], relu=relu)
+        x_BX = side_by_side(parts)
         for position, layer in enumerate(self.hidden):
             x_BX = layer(x_BX)
             if self.norms is not None:
@@ -185,9 +200,16 @@ class Tower(paddle.nn.Layer):  # type: ignore[misc]
         return x_BX if self.output is None else self.output(x_BX)
 
 
-def linear(num_inputs: int, num_outputs: int, *, bias: bool = True) -> paddle.nn.Linear:
+class Linear(paddle.nn.Linear):  # type: ignore[misc]
+    """Paddle's linear layer, by our operator where it fits."""
+
+    def forward(self, x_BX: Variable) -> Variable:
+        return native.tower([x_BX], [self.weight], [self.bias], relu=[False]) if native.fits(x_BX) else super().forward(x_BX)
+
+
+def linear(num_inputs: int, num_outputs: int, *, bias: bool = True) -> Linear:
     """A linear layer with fan-in normal weights and a zero bias."""
-    return paddle.nn.Linear(
+    return Linear(
         num_inputs,
         num_outputs,
         weight_attr=paddle.ParamAttr(initializer=paddle.nn.initializer.KaimingNormal(fan_in=num_inputs)),
@@ -214,6 +236,8 @@ def pairwise_B1(fields_BFW: Variable) -> Variable:
 
     By Rendle, 2010 (Factorization Machines, eq. 5): half of the square of the sum minus the sum of the squares.
     """
+    if native.fits():
+        return native.pairwise(fields_BFW)
     sum_BW = paddle.sum(fields_BFW, axis=1)
     squares_B1 = paddle.sum(fields_BFW * fields_BFW, axis=[1, 2], keepdim=False).reshape([-1, 1])
     return 0.5 * (paddle.sum(sum_BW * sum_BW, axis=1, keepdim=True) - squares_B1)

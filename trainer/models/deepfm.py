@@ -15,4 +15,4 @@ class DeepFM(Model):
         self.tower = Tower(spec.flat_width, config.tower, spec.num_labels, dropout=config.dropout, norm=config.norm)
 
     def forward(self, inputs: ModelInputs) -> Variable:
-        return self.tower(inputs.flat_BX) + inputs.first_order_B1 + pairwise_B1(inputs.fields_BFW)
+        return self.tower(inputs.parts) + inputs.first_order_B1 + pairwise_B1(inputs.fields_BFW)

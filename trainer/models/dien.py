@@ -55,7 +55,7 @@ class DIEN(Model):
             _, final_BW = self.evolution[position](SequenceInput(weight_BL1 * state_BLW, past.mask_BL))
             interests.append(final_BW)
             self._states.append(state_BLW)
-        return self.tower(side_by_side([inputs.flat_BX, *interests])) + inputs.first_order_B1
+        return self.tower([*inputs.parts, *interests]) + inputs.first_order_B1
 
     def loss(self, inputs: ModelInputs, logit_BY: Variable, label_BY: Variable) -> Variable:
         loss_B1 = logistic_loss_B1(logit_BY, label_BY)

@@ -34,7 +34,7 @@ class DIN(Model):
             self._interest_BW(unit, inputs.sequences[name], inputs.field_BW(target))
             for unit, (name, target) in zip(self.units, self.targets.items(), strict=True)
         ]
-        return self.tower(side_by_side([inputs.flat_BX, *interests])) + inputs.first_order_B1
+        return self.tower([*inputs.parts, *interests]) + inputs.first_order_B1
 
     def _interest_BW(self, unit: Tower, past: SequenceInput, target_BW: Variable) -> Variable:
         emb_BLW = past.emb_BLW

@@ -37,4 +37,4 @@ class DLRM(Model):
         dots_BFF = paddle.matmul(vectors_BFW, vectors_BFW, transpose_y=True)
         dots_BX = paddle.reshape(dots_BFF, [-1, self.num_vectors * self.num_vectors])
         dots_BP = paddle.index_select(dots_BX, paddle.assign(self.pairs), axis=1)
-        return self.top(side_by_side([dense_BW, dots_BP])) + inputs.first_order_B1
+        return self.top([dense_BW, dots_BP]) + inputs.first_order_B1

@@ -21,5 +21,5 @@ class SharedBottom(MultiTaskModel):
         self.towers = paddle.nn.LayerList([tower(config.bottom[-1], config.tower, 1) for _ in range(spec.num_labels)])
 
     def forward(self, inputs: ModelInputs) -> Variable:
-        shared_BH = self.bottom(inputs.flat_BX)
+        shared_BH = self.bottom(inputs.parts)
         return side_by_side([tower(shared_BH) for tower in self.towers])

@@ -15,4 +15,4 @@ class WideDeep(LogisticRegression):
         self.tower = Tower(spec.flat_width, config.tower, spec.num_labels, dropout=config.dropout, norm=config.norm)
 
     def forward(self, inputs: ModelInputs) -> Variable:
-        return super().forward(inputs) + self.tower(inputs.flat_BX)
+        return super().forward(inputs) + self.tower(inputs.parts)

@@ -34,4 +34,4 @@ class XDeepFM(Model):
             state_BWH = layer(paddle.reshape(products_BWHF, [-1, self.width, num_maps * self.maps[0]]))
             pooled.append(paddle.sum(state_BWH, axis=1))
         hidden_BH = paddle.concat(pooled, axis=1) if len(pooled) > 1 else pooled[0]
-        return self.output(hidden_BH) + self.tower(inputs.flat_BX) + inputs.first_order_B1
+        return self.output(hidden_BH) + self.tower(inputs.parts) + inputs.first_order_B1

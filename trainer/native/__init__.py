@@ -1,0 +1,261 @@
+"""Operators for the dense part on CPUs: compiled once on each machine, used inside Paddle's static programs.
+
+Paddle 2.6.2's own operators leave much of a processor unused: MKL 2019 takes slow paths on processors that it does not
+know, each bias, activation and concatenation is a pass over memory of its own, and bfloat16 is out of reach. These
+three do the same with oneDNN (which Paddle's wheel brings along) and fewer passes. Where they cannot be had (no
+compiler, no oneDNN), Paddle's own operators do the work: same numbers, more time.
+
+Legend: B batch rows, F features, U unique keys, W floats of a pulled row, E floats of an embedding, X inputs, Y outputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+Precision = Literal["float32", "bfloat16"]
+Variable = Any  # a symbolic tensor of a static program
+
+_SOURCES = Path(__file__).parent
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-w", "-DPADDLE_WITH_CUSTOM_KERNEL", "-DPADDLE_NO_PYTHON")
+_current: ContextVar[Precision | None] = ContextVar("native_precision", default=None)
+_loaded: list[Path] = []
+
+
+class NativeError(RuntimeError):
+    """The operators cannot be built or loaded; the message says why and what helps."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """What this machine can do.
+
+    Attributes:
+        library: the compiled operators, None when they are not built yet.
+        compiler: path of a C++ compiler, None when there is none.
+        bfloat16: whether the processor multiplies bfloat16 in hardware (AVX512-BF16 or AMX).
+    """
+
+    library: Path | None
+    compiler: str | None
+    bfloat16: bool
+
+
+def support(cpuinfo: str | None = None) -> Support:
+    """Look at this machine; builds nothing, does not import Paddle.
+
+    Args:
+        cpuinfo: text of /proc/cpuinfo; read when None.
+    """
+    if cpuinfo is None:
+        path = Path("/proc/cpuinfo")
+        cpuinfo = path.read_text(encoding="utf-8") if path.exists() else ""
+    flags = next((line.split() for line in cpuinfo.splitlines() if line.startswith("flags")), [])
+    compiler = os.environ.get("CXX") or "g++"
+    library = next((place for place in _places() if place.is_file()), None)
+    return Support(library, shutil.which(compiler), bool({"avx512_bf16", "amx_bf16"} & set(flags)))
+
+
+def build() -> Path:
+    """Compile the operators (some seconds) unless they are there; many processes may call this at once.
+
+    They go beside this file where that is writable, else below $XDG_CACHE_HOME (or ~/.cache).
+
+    Raises:
+        NativeError: no compiler, no oneDNN in Paddle's wheel, no place to write to, or the compiler's error.
+    """
+    found = support()
+    if found.library is not None:
+        return found.library
+    if found.compiler is None:
+        raise NativeError("no C++ compiler was found. Install one (Debian, Ubuntu: apt-get install g++) or set CXX.")
+    paddle = _paddle()
+    if not (paddle / "libs" / "libdnnl.so.3").is_file():
+        raise NativeError(f"this Paddle for {platform.machine()} comes without oneDNN (libdnnl.so.3).")
+    target = next((place for place in _places() if _writable(place.parent)), None)
+    if target is None:
+        raise NativeError(f"none of {', '.join(str(p.parent) for p in _places())} can be written to; set XDG_CACHE_HOME.")
+    with (target.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.is_file():
+            _compile(found.compiler, paddle, target)
+    return target
+
+
+def load() -> Path:
+    """Build if need be, and register the operators with Paddle; the library in use.
+
+    Raises:
+        NativeError: as `build`, or the library does not load.
+    """
+    if not _loaded:
+        library = build()
+        from paddle.utils.cpp_extension.extension_utils import load_op_meta_info_and_register_op
+
+        try:
+            ctypes.CDLL(str(_paddle() / "libs" / "libdnnl.so.3"))  # found by its name when our library asks for it
+            load_op_meta_info_and_register_op(str(library))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise NativeError(f"{library} does not load: {error}. Delete it to have it built anew.") from error
+        _loaded.append(library)
+    return _loaded[0]
+
+
+@contextmanager
+def using(precision: Precision | None) -> Iterator[None]:
+    """Layers built inside use the operators with products in this precision; None: Paddle's own operators."""
+    token = _current.set(precision)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def fits(*inputs: Variable) -> bool:
+    """Whether the operators are to be used (`using`), on these inputs: `tower` takes arrays [B, X] alone."""
+    return _current.get() is not None and all(len(x.shape) == 2 for x in inputs)
+
+
+def lookup(rows_UW: Variable, index_BF: Variable, *, first_order: bool) -> tuple[Variable, Variable]:
+    """Embeddings by position among the pulled rows, and the sum of the first-order weights.
+
+    Args:
+        rows_UW: float32; with `first_order`, column 0 is a first-order weight and W = 1 + E.
+        index_BF: int32, position + 1; 0 stands for no id: zeros, and no gradient.
+
+    Returns:
+        float32 [B, F, E] and [B, 1] (zeros without `first_order`).
+    """
+    vectors_BFE, first_B1 = _outputs("paddlewheel_lookup", 2)
+    _append(
+        "paddlewheel_lookup",
+        {"Rows": [rows_UW], "Index": [index_BF]},
+        {"Vectors": [vectors_BFE], "First": [first_B1]},
+        {"first_order": int(first_order)},
+    )
+    return vectors_BFE, first_B1
+
+
+def pairwise(fields_BFE: Variable) -> Variable:
+    """Sum over all pairs of fields of the dot product of their embeddings, [B, 1] (Rendle, 2010, eq. 5)."""
+    out_B1, sum_BE = _outputs("paddlewheel_pairwise", 2)
+    _append("paddlewheel_pairwise", {"Fields": [fields_BFE]}, {"Out": [out_B1], "Sum": [sum_BE]}, {})
+    return out_B1
+
+
+def tower(
+    inputs: Sequence[Variable],
+    weights: Sequence[Variable],
+    biases: Sequence[Variable | None],
+    *,
+    relu: Sequence[bool],
+) -> Variable:
+    """Fully connected layers one after the other: relu(x W + b), without the ReLU where `relu` says so.
+
+    In the precision of `using`. With bfloat16, inputs, weights, activations and gradients are rounded to it before each product; sums, biases,
+    parameters and their gradients stay float32.
+
+    Args:
+        inputs: float32 [B, X_i], taken side by side.
+        weights: float32 [X, Y] of each layer.
+        biases: float32 [Y] of each layer; None for a layer without.
+        relu: for each layer.
+
+    Returns:
+        float32 [B, Y] of the last layer.
+    """
+    import paddle
+
+    present = [
+        paddle.zeros([weight.shape[1]], "float32") if bias is None else bias
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+    everything = [_with_gradient(each) for each in [*inputs, *weights, *present]]
+    out_BY, saved = _outputs("paddlewheel_tower", 2)
+    _append(
+        "paddlewheel_tower",
+        {"All@VECTOR": everything},
+        {"Out": [out_BY], "Saved": [saved]},
+        {"relu": [int(r) for r in relu], "bfloat16": int(_current.get() == "bfloat16")},
+    )
+    return out_BY
+
+
+def _with_gradient(value: Variable) -> Variable:
+    """The same value as a variable that may have a gradient: an operator's list of gradients must be whole."""
+    import paddle
+
+    if not value.stop_gradient:
+        return value
+    copy = paddle.assign(value)
+    copy.stop_gradient = False
+    return copy
+
+
+def _outputs(operator: str, count: int) -> list[Variable]:
+    from paddle.base.layer_helper import LayerHelper
+
+    helper = LayerHelper(operator)
+    return [helper.create_variable_for_type_inference("float32") for _ in range(count)]
+
+
+def _append(operator: str, inputs: dict[str, Any], outputs: dict[str, Any], attributes: dict[str, Any]) -> None:
+    from paddle.base.layer_helper import LayerHelper
+
+    LayerHelper(operator).append_op(type=operator, inputs=inputs, outputs=outputs, attrs=attributes)
+
+
+def _paddle() -> Path:
+    found = find_spec("paddle")
+    if found is None or found.origin is None:
+        raise NativeError("Paddle is not installed: pip install 'paddlewheel[cpu]' or 'paddlewheel[gpu]'.")
+    return Path(found.origin).parent
+
+
+def _places() -> list[Path]:
+    """Where the library may lie. Its name changes with everything that it is made from."""
+    digest = hashlib.sha256(" ".join(_FLAGS).encode())
+    for source in sorted(_SOURCES.glob("*.[ch]*")):
+        digest.update(source.read_bytes())
+    for package in ("paddlepaddle", "paddlepaddle-gpu"):
+        try:
+            digest.update(f"{package} {version(package)}".encode())
+        except PackageNotFoundError:
+            continue
+    name = f"tower-{digest.hexdigest()[:12]}-{sysconfig.get_platform()}.so"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    return [_SOURCES / name, cache / "paddlewheel" / name]
+
+
+def _writable(directory: Path) -> bool:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(directory, os.W_OK)
+
+
+def _compile(compiler: str, paddle: Path, target: Path) -> None:
+    draft = target.with_suffix(".draft")
+    command = [compiler, *_FLAGS, f"-I{paddle / 'include'}", f"-I{paddle / 'include' / 'third_party'}"]
+    command += [str(_SOURCES / "tower.cc"), "-o", str(draft)]
+    command += [f"-L{paddle / 'libs'}", f"-L{paddle / 'base'}", "-l:libpaddle.so", "-l:libdnnl.so.3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        draft.unlink(missing_ok=True)
+        raise NativeError(f"{compiler} could not compile the operators: {done.stderr.strip()[-2000:]}")
+    draft.replace(target)

@@ -1,0 +1,114 @@
+// Matrix products by oneDNN over plain row-major memory, in float32 or bfloat16 with float32 sums.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "onednn.h"
+
+namespace paddlewheel {
+
+using bfloat16 = std::uint16_t;  // the upper half of a float32
+
+template <typename T>
+constexpr int dnnl_type() {
+  return sizeof(T) == 2 ? DNNL_BF16 : DNNL_F32;
+}
+
+inline void check(dnnl_status_t status, const char* what) {
+  if (status != 0) throw std::runtime_error(std::string("oneDNN: ") + what + " failed with status " + std::to_string(status));
+}
+
+class MatMul {
+ public:
+  // C[m, n] = op(A)[m, k] op(B)[k, n] (+ bias[n]) (then ReLU). A transposed operand lies in memory as [k, m] or [n, k].
+  template <typename In, typename Out>
+  static void run(std::int64_t m, std::int64_t k, std::int64_t n, const In* a, bool a_transposed, const In* b,
+                  bool b_transposed, const float* bias, bool relu, Out* c) {
+    const Key key{m, k, n, dnnl_type<In>(), dnnl_type<Out>(), a_transposed, b_transposed, bias != nullptr, relu};
+    const Prepared& prepared = instance().prepare(key);
+    dnnl_exec_arg_t args[4];
+    int count = 0;
+    const auto add = [&](int name, const dnnl_memory_desc_t layout, const void* data) {
+      args[count].arg = name;
+      check(dnnl_memory_create(&args[count].memory, layout, instance().engine_, const_cast<void*>(data)), "memory");
+      ++count;
+    };
+    add(DNNL_ARG_SRC, prepared.a, a);
+    add(DNNL_ARG_WEIGHTS, prepared.b, b);
+    add(DNNL_ARG_DST, prepared.c, c);
+    if (bias != nullptr) add(DNNL_ARG_BIAS, prepared.bias, bias);
+    thread_local Stream stream(instance().engine_);
+    const dnnl_status_t status = dnnl_primitive_execute(prepared.primitive, stream.handle, count, args);
+    dnnl_stream_wait(stream.handle);
+    for (int i = 0; i < count; ++i) dnnl_memory_destroy(args[i].memory);
+    check(status, "matmul");
+  }
+
+ private:
+  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, int, int, bool, bool, bool, bool>;
+
+  struct Prepared {
+    dnnl_memory_desc_t a, b, c, bias;
+    dnnl_primitive_t primitive;
+  };
+
+  struct Stream {
+    explicit Stream(dnnl_engine_t engine) { check(dnnl_stream_create(&handle, engine, DNNL_STREAM_DEFAULT), "stream"); }
+    dnnl_stream_t handle;
+  };
+
+  MatMul() {
+    if (dnnl_version()->major != 3) throw std::runtime_error("the tower's operators need oneDNN 3");
+    check(dnnl_engine_create(&engine_, DNNL_CPU, 0), "engine");
+  }
+
+  static MatMul& instance() {
+    static MatMul only;
+    return only;
+  }
+
+  static dnnl_memory_desc_t layout(std::int64_t rows, std::int64_t columns, int type, bool transposed) {
+    const std::int64_t dims[2] = {rows, columns};
+    const std::int64_t strides[2] = {transposed ? 1 : columns, transposed ? rows : 1};
+    dnnl_memory_desc_t result;
+    check(dnnl_memory_desc_create_with_strides(&result, 2, dims, type, strides), "layout");
+    return result;
+  }
+
+  // Kept for good: a job has a handful of shapes, one set for full batches and one for each epoch's last.
+  const Prepared& prepare(const Key& key) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = prepared_.find(key);
+    if (found != prepared_.end()) return found->second;
+    const auto [m, k, n, in, out, a_transposed, b_transposed, has_bias, relu] = key;
+    Prepared made{layout(m, k, in, a_transposed), layout(k, n, in, b_transposed), layout(m, n, out, false),
+                  has_bias ? layout(1, n, DNNL_F32, false) : nullptr, nullptr};
+    dnnl_primitive_attr_t attributes;
+    check(dnnl_primitive_attr_create(&attributes), "attributes");
+    if (relu) {
+      dnnl_post_ops_t after;
+      check(dnnl_post_ops_create(&after), "post-ops");
+      check(dnnl_post_ops_append_eltwise(after, DNNL_ELTWISE_RELU, 0.0f, 0.0f), "ReLU");
+      check(dnnl_primitive_attr_set_post_ops(attributes, after), "post-ops");
+      dnnl_post_ops_destroy(after);
+    }
+    dnnl_primitive_desc_t description;
+    check(dnnl_matmul_primitive_desc_create(&description, engine_, made.a, made.b, made.bias, made.c, attributes),
+          "a matrix product of this kind");
+    check(dnnl_primitive_create(&made.primitive, description), "matmul");
+    dnnl_primitive_desc_destroy(description);
+    dnnl_primitive_attr_destroy(attributes);
+    return prepared_.emplace(key, made).first->second;
+  }
+
+  dnnl_engine_t engine_;
+  std::mutex mutex_;
+  std::map<Key, Prepared> prepared_;
+};
+
+}  // namespace paddlewheel

@@ -1,0 +1,394 @@
+// Operators for the dense part on CPUs, each with its gradient. `trainer/native/__init__.py` says what they compute.
+//
+// Legend: B batch rows, F features, U unique keys, W floats of a pulled row, E floats of an embedding, X inputs of a
+// layer, Y its outputs.
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "matmul.h"
+#include "paddle/phi/api/all.h"
+
+// Loops below are plain; the compiler makes one version for each of these processors and picks at load time.
+#define VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
+
+namespace {
+
+using paddle::Tensor;
+using paddlewheel::bfloat16;
+using paddlewheel::MatMul;
+using Shape = std::vector<std::int64_t>;
+using Tensors = std::vector<Tensor>;
+
+inline bfloat16 round_to_bfloat16(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const std::uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+  return static_cast<bfloat16>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
+}
+
+inline float widen(bfloat16 value) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(value) << 16;
+  float result;
+  std::memcpy(&result, &bits, 4);
+  return result;
+}
+
+inline float widen(float value) { return value; }
+
+VECTORISED void narrow(const float* from, std::int64_t count, bfloat16* to) {
+  for (std::int64_t i = 0; i < count; ++i) to[i] = round_to_bfloat16(from[i]);
+}
+
+inline void narrow(const float* from, std::int64_t count, float* to) { std::memcpy(to, from, count * sizeof(float)); }
+
+// g becomes 0 where the layer's output was not positive; sums[y] += its columns.
+VECTORISED void mask_and_sum(const bfloat16* output, bfloat16* g, std::int64_t rows, std::int64_t columns, float* sums) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const bfloat16* o = output + r * columns;
+    bfloat16* row = g + r * columns;
+    for (std::int64_t c = 0; c < columns; ++c) {
+      // an output of ReLU is +0, a positive number or NaN, and NaN must reach the check of the step
+      row[c] = o[c] == 0 || o[c] == 0x8000 ? 0 : row[c];
+      sums[c] += widen(row[c]);
+    }
+  }
+}
+
+VECTORISED void mask_and_sum(const float* output, float* g, std::int64_t rows, std::int64_t columns, float* sums) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* o = output + r * columns;
+    float* row = g + r * columns;
+    for (std::int64_t c = 0; c < columns; ++c) {
+      row[c] = o[c] == 0.0f ? 0.0f : row[c];
+      sums[c] += row[c];
+    }
+  }
+}
+
+VECTORISED void add_columns(const float* g, std::int64_t rows, std::int64_t columns, float* sums) {
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < columns; ++c) sums[c] += g[r * columns + c];
+}
+
+VECTORISED void add_to(const float* from, std::int64_t count, float* to) {
+  for (std::int64_t i = 0; i < count; ++i) to[i] += from[i];
+}
+
+VECTORISED void pairwise_row(const float* fields, std::int64_t num_fields, std::int64_t width, float* sum, float* out) {
+  for (std::int64_t e = 0; e < width; ++e) sum[e] = 0.0f;
+  float squares = 0.0f;
+  for (std::int64_t f = 0; f < num_fields; ++f)
+    for (std::int64_t e = 0; e < width; ++e) {
+      const float value = fields[f * width + e];
+      sum[e] += value;
+      squares += value * value;
+    }
+  float square = 0.0f;
+  for (std::int64_t e = 0; e < width; ++e) square += sum[e] * sum[e];
+  *out = 0.5f * (square - squares);
+}
+
+VECTORISED void pairwise_row_gradient(const float* fields, const float* sum, float g, std::int64_t num_fields,
+                                      std::int64_t width, float* out) {
+  for (std::int64_t f = 0; f < num_fields; ++f)
+    for (std::int64_t e = 0; e < width; ++e) out[f * width + e] = g * (sum[e] - fields[f * width + e]);
+}
+
+Tensor zeros(const Shape& shape, const paddle::Place& place) {
+  Tensor result = paddle::empty(shape, paddle::DataType::FLOAT32, place);
+  std::memset(result.data<float>(), 0, result.numel() * sizeof(float));
+  return result;
+}
+
+// ---------------------------------------------------------------- lookup
+
+Tensors Lookup(const Tensor& rows, const Tensor& index, int first_order) {
+  const std::int64_t width = rows.shape()[1], batch = index.shape()[0], fields = index.shape()[1];
+  const std::int64_t size = width - first_order;
+  Tensor vectors = paddle::empty({batch, fields, size}, paddle::DataType::FLOAT32, rows.place());
+  Tensor first = zeros({batch, 1}, rows.place());
+  const float* from = rows.data<float>();
+  const std::int32_t* at = index.data<std::int32_t>();
+  float *to = vectors.data<float>(), *weight = first.data<float>();
+#pragma omp parallel for schedule(static)
+  for (std::int64_t b = 0; b < batch; ++b)
+    for (std::int64_t f = 0; f < fields; ++f) {
+      const std::int32_t place = at[b * fields + f];
+      float* out = to + (b * fields + f) * size;
+      if (place == 0) {
+        std::memset(out, 0, size * sizeof(float));
+        continue;
+      }
+      const float* row = from + (place - 1) * width;
+      if (first_order) weight[b] += row[0];
+      std::memcpy(out, row + first_order, size * sizeof(float));
+    }
+  return {vectors, first};
+}
+
+Tensors LookupGrad(const Tensor& rows, const Tensor& index, const Tensor& g_vectors, const Tensor& g_first,
+                   int first_order) {
+  const std::int64_t width = rows.shape()[1], batch = index.shape()[0], fields = index.shape()[1];
+  const std::int64_t size = width - first_order, num_rows = rows.shape()[0];
+  Tensor result = zeros(rows.shape(), rows.place());
+  float* to = result.data<float>();
+  const std::int32_t* at = index.data<std::int32_t>();
+  const float *from = g_vectors.data<float>(), *weight = g_first.data<float>();
+  const int parts = 8;  // fixed, and each row has one owner: the sums do not depend on the number of threads
+#pragma omp parallel for schedule(dynamic)
+  for (int part = 0; part < parts; ++part) {
+    const std::int64_t low = num_rows * part / parts, high = num_rows * (part + 1) / parts;
+    for (std::int64_t i = 0; i < batch * fields; ++i) {
+      const std::int64_t place = static_cast<std::int64_t>(at[i]) - 1;
+      if (place < low || place >= high) continue;
+      float* row = to + place * width;
+      if (first_order) row[0] += weight[i / fields];
+      add_to(from + i * size, size, row + first_order);
+    }
+  }
+  return {result};
+}
+
+std::vector<Shape> LookupShape(const Shape& rows, const Shape& index, int first_order) {
+  return {{index[0], index[1], rows[1] - first_order}, {index[0], 1}};
+}
+
+std::vector<paddle::DataType> LookupType(const paddle::DataType& rows, const paddle::DataType&) { return {rows, rows}; }
+
+// ---------------------------------------------------------------- pairwise
+
+Tensors Pairwise(const Tensor& fields) {
+  const std::int64_t batch = fields.shape()[0], num_fields = fields.shape()[1], width = fields.shape()[2];
+  Tensor out = paddle::empty({batch, 1}, paddle::DataType::FLOAT32, fields.place());
+  Tensor sum = paddle::empty({batch, width}, paddle::DataType::FLOAT32, fields.place());
+  const float* from = fields.data<float>();
+  float *to = out.data<float>(), *sums = sum.data<float>();
+#pragma omp parallel for schedule(static)
+  for (std::int64_t b = 0; b < batch; ++b)
+    pairwise_row(from + b * num_fields * width, num_fields, width, sums + b * width, to + b);
+  return {out, sum};
+}
+
+Tensors PairwiseGrad(const Tensor& fields, const Tensor& sum, const Tensor& g_out) {
+  const std::int64_t batch = fields.shape()[0], num_fields = fields.shape()[1], width = fields.shape()[2];
+  Tensor result = paddle::empty(fields.shape(), paddle::DataType::FLOAT32, fields.place());
+  const float *from = fields.data<float>(), *sums = sum.data<float>(), *g = g_out.data<float>();
+  float* to = result.data<float>();
+#pragma omp parallel for schedule(static)
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t offset = b * num_fields * width;
+    pairwise_row_gradient(from + offset, sums + b * width, g[b], num_fields, width, to + offset);
+  }
+  return {result};
+}
+
+std::vector<Shape> PairwiseShape(const Shape& fields) { return {{fields[0], 1}, {fields[0], fields[2]}}; }
+
+std::vector<paddle::DataType> PairwiseType(const paddle::DataType& fields) { return {fields, fields}; }
+
+// ---------------------------------------------------------------- tower
+
+// A custom operator may have one list of tensors as its output, so that the gradients come as one list, and so do the
+// inputs: inputs of the first layer, weights of all layers, biases of all layers.
+struct Layers {
+  Layers(const Tensors& all, std::size_t depth)
+      : inputs(all.begin(), all.end() - 2 * depth),
+        weights(all.end() - 2 * depth, all.end() - depth),
+        biases(all.end() - depth, all.end()) {}
+  Tensors inputs, weights, biases;
+};
+
+// Where the forward pass leaves what the backward pass needs, one after the other: the inputs side by side, each
+// layer's output but the last, each layer's weights; all as T.
+template <typename T>
+struct Kept {
+  Kept(std::int64_t batch, const Tensors& inputs, const Tensors& weights) {
+    std::int64_t columns = 0;
+    for (const Tensor& x : inputs) columns += x.shape()[1];
+    activations.push_back(0);
+    size = batch * columns;
+    for (std::size_t l = 0; l + 1 < weights.size(); ++l) {
+      activations.push_back(size);
+      size += batch * weights[l].shape()[1];
+    }
+    for (const Tensor& w : weights) {
+      matrices.push_back(size);
+      size += w.numel();
+    }
+  }
+  std::vector<std::int64_t> activations, matrices;
+  std::int64_t size = 0;
+};
+
+Tensors in_order(Tensors first, const Tensors& second, const Tensors& third) {
+  first.insert(first.end(), second.begin(), second.end());
+  first.insert(first.end(), third.begin(), third.end());
+  return first;
+}
+
+// Inputs [B, X_i] into their columns of [B, X] and back.
+template <typename T>
+void join(const Tensors& inputs, std::int64_t batch, std::int64_t columns, T* to) {
+  std::int64_t offset = 0;
+  for (const Tensor& x : inputs) {
+    const std::int64_t width = x.shape()[1];
+    const float* from = x.data<float>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t b = 0; b < batch; ++b) narrow(from + b * width, width, to + b * columns + offset);
+    offset += width;
+  }
+}
+
+template <typename T>
+Tensors Forward(const Layers& layers, const std::vector<int>& relu) {
+  const auto& [inputs, weights, biases] = layers;
+  const std::int64_t batch = inputs[0].shape()[0];
+  const std::size_t depth = weights.size();
+  const paddle::Place place = inputs[0].place();
+  const Kept<T> kept(batch, inputs, weights);
+  Tensor saved = paddle::empty({static_cast<std::int64_t>(kept.size * sizeof(T))}, paddle::DataType::UINT8, place);
+  Tensor out = paddle::empty({batch, weights.back().shape()[1]}, paddle::DataType::FLOAT32, place);
+  T* memory = reinterpret_cast<T*>(saved.data<std::uint8_t>());
+  if (batch == 0) return {out, saved};
+  join(inputs, batch, weights[0].shape()[0], memory);
+  for (std::size_t l = 0; l < depth; ++l) {
+    const std::int64_t num_in = weights[l].shape()[0], num_out = weights[l].shape()[1];
+    T* matrix = memory + kept.matrices[l];
+    narrow(weights[l].data<float>(), weights[l].numel(), matrix);
+    const T* x = memory + kept.activations[l];
+    const float* bias = biases[l].data<float>();
+    if (l + 1 < depth)
+      MatMul::run(batch, num_in, num_out, x, false, matrix, false, bias, relu[l] != 0, memory + kept.activations[l + 1]);
+    else
+      MatMul::run(batch, num_in, num_out, x, false, matrix, false, bias, relu[l] != 0, out.data<float>());
+  }
+  return {out, saved};
+}
+
+template <typename T>
+Tensors Backward(const Layers& layers, const Tensor& out, const Tensor& saved, const Tensor& g_out,
+                 const std::vector<int>& relu) {
+  const auto& [inputs, weights, biases] = layers;
+  const std::int64_t batch = inputs[0].shape()[0], num_first = weights[0].shape()[0];
+  const std::size_t depth = weights.size();
+  const paddle::Place place = inputs[0].place();
+  const Kept<T> kept(batch, inputs, weights);
+  const T* memory = reinterpret_cast<const T*>(saved.data<std::uint8_t>());
+  Tensors g_inputs, g_weights(depth), g_biases(depth);
+  for (std::size_t l = 0; l < depth; ++l) {
+    g_weights[l] = paddle::empty(weights[l].shape(), paddle::DataType::FLOAT32, place);
+    g_biases[l] = zeros(biases[l].shape(), place);
+  }
+  for (const Tensor& x : inputs) g_inputs.push_back(paddle::empty(x.shape(), paddle::DataType::FLOAT32, place));
+  if (batch == 0) {
+    for (Tensor& g : g_weights) std::memset(g.data<float>(), 0, g.numel() * sizeof(float));
+    return in_order(g_inputs, g_weights, g_biases);
+  }
+  std::vector<T> g(g_out.numel()), below;
+  if (relu.back()) {
+    std::vector<float> masked(g_out.data<float>(), g_out.data<float>() + g_out.numel());
+    mask_and_sum(out.data<float>(), masked.data(), batch, g_out.shape()[1], g_biases[depth - 1].data<float>());
+    narrow(masked.data(), g_out.numel(), g.data());
+  } else {
+    add_columns(g_out.data<float>(), batch, g_out.shape()[1], g_biases[depth - 1].data<float>());
+    narrow(g_out.data<float>(), g_out.numel(), g.data());
+  }
+  for (std::size_t l = depth; l-- > 0;) {
+    const std::int64_t num_in = weights[l].shape()[0], num_out = weights[l].shape()[1];
+    const T *x = memory + kept.activations[l], *matrix = memory + kept.matrices[l];
+    MatMul::run(num_in, batch, num_out, x, true, g.data(), false, nullptr, false, g_weights[l].data<float>());
+    if (l == 0) break;
+    below.resize(batch * num_in);
+    MatMul::run(batch, num_out, num_in, g.data(), false, matrix, true, nullptr, false, below.data());
+    float* sums = g_biases[l - 1].data<float>();
+    if (relu[l - 1]) {
+      mask_and_sum(x, below.data(), batch, num_in, sums);
+    } else {
+      for (std::int64_t b = 0; b < batch; ++b)
+        for (std::int64_t c = 0; c < num_in; ++c) sums[c] += widen(below[b * num_in + c]);
+    }
+    std::swap(g, below);
+  }
+  const std::int64_t num_out = weights[0].shape()[1];
+  const T* matrix = memory + kept.matrices[0];
+  if (inputs.size() == 1) {
+    MatMul::run(batch, num_out, num_first, g.data(), false, matrix, true, nullptr, false, g_inputs[0].data<float>());
+    return in_order(g_inputs, g_weights, g_biases);
+  }
+  std::vector<float> all(batch * num_first);
+  MatMul::run(batch, num_out, num_first, g.data(), false, matrix, true, nullptr, false, all.data());
+  std::int64_t offset = 0;
+  for (Tensor& part : g_inputs) {
+    const std::int64_t width = part.shape()[1];
+    float* to = part.data<float>();
+#pragma omp parallel for schedule(static)
+    for (std::int64_t b = 0; b < batch; ++b)
+      std::memcpy(to + b * width, all.data() + b * num_first + offset, width * sizeof(float));
+    offset += width;
+  }
+  return in_order(g_inputs, g_weights, g_biases);
+}
+
+Tensors Tower(const Tensors& all, const std::vector<int>& relu, int narrow_products) {
+  const Layers layers(all, relu.size());
+  return narrow_products ? Forward<bfloat16>(layers, relu) : Forward<float>(layers, relu);
+}
+
+Tensors TowerGrad(const Tensors& all, const Tensor& out, const Tensor& saved, const Tensor& g_out,
+                  const std::vector<int>& relu, int narrow_products) {
+  const Layers layers(all, relu.size());
+  return narrow_products ? Backward<bfloat16>(layers, out, saved, g_out, relu)
+                         : Backward<float>(layers, out, saved, g_out, relu);
+}
+
+std::vector<Shape> TowerShape(const std::vector<Shape>& all, const std::vector<int>& relu, int) {
+  return {{all[0][0], all.back()[0]}, {-1}};
+}
+
+std::vector<paddle::DataType> TowerType(const std::vector<paddle::DataType>& all) {
+  return {all[0], paddle::DataType::UINT8};
+}
+
+}  // namespace
+
+PD_BUILD_OP(paddlewheel_lookup)
+    .Inputs({"Rows", "Index"})
+    .Outputs({"Vectors", "First"})
+    .Attrs({"first_order: int"})
+    .SetKernelFn(PD_KERNEL(Lookup))
+    .SetInferShapeFn(PD_INFER_SHAPE(LookupShape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(LookupType));
+
+PD_BUILD_GRAD_OP(paddlewheel_lookup)
+    .Inputs({"Rows", "Index", paddle::Grad("Vectors"), paddle::Grad("First")})
+    .Outputs({paddle::Grad("Rows")})
+    .Attrs({"first_order: int"})
+    .SetKernelFn(PD_KERNEL(LookupGrad));
+
+PD_BUILD_OP(paddlewheel_pairwise)
+    .Inputs({"Fields"})
+    .Outputs({"Out", "Sum"})
+    .SetKernelFn(PD_KERNEL(Pairwise))
+    .SetInferShapeFn(PD_INFER_SHAPE(PairwiseShape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(PairwiseType));
+
+PD_BUILD_GRAD_OP(paddlewheel_pairwise)
+    .Inputs({"Fields", "Sum", paddle::Grad("Out")})
+    .Outputs({paddle::Grad("Fields")})
+    .SetKernelFn(PD_KERNEL(PairwiseGrad));
+
+PD_BUILD_OP(paddlewheel_tower)
+    .Inputs({paddle::Vec("All")})
+    .Outputs({"Out", "Saved"})
+    .Attrs({"relu: std::vector<int>", "bfloat16: int"})
+    .SetKernelFn(PD_KERNEL(Tower))
+    .SetInferShapeFn(PD_INFER_SHAPE(TowerShape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(TowerType));
+
+PD_BUILD_GRAD_OP(paddlewheel_tower)
+    .Inputs({paddle::Vec("All"), "Out", "Saved", paddle::Grad("Out")})
+    .Outputs({paddle::Grad(paddle::Vec("All"))})
+    .Attrs({"relu: std::vector<int>", "bfloat16: int"})
+    .SetKernelFn(PD_KERNEL(TowerGrad));
