@@ -23,7 +23,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.loader import Loader
 from pserver.client import Client
 from pserver.config import Tables
-from trainer import checkpoint, warm_start
+from trainer import checkpoint, native, warm_start
 from trainer.config import JobConfig
 from trainer.curve import LossCurve
 from trainer.dense_sync import DenseSync
@@ -131,6 +131,9 @@ class Incarnation:
                 pull_timeout_seconds=job.control.pull_timeout_seconds,
             )
         )
+        chosen = native.choose(job.train.operators, job.train.precision)
+        if chosen.warning:
+            link.event("log", level="warning", message=chosen.warning)
         self._program = DenseProgram(
             layouts(job.data, used),
             num_dense=len(job.data.dense_columns),
@@ -140,6 +143,7 @@ class Incarnation:
             seed=job.seed,
             rank=spec.rank,
             logit_shift=logit_shift(job.train.negative_sampling),
+            operators=chosen.precision,
         )
         self._loop = TrainLoop(
             self._program,

@@ -108,6 +108,7 @@ def exchange(job: JobConfig, spec: Spec, directory: Path) -> Told:
 
 def dense(job: JobConfig, spec: Spec, _: Path) -> Told:
     """The dense part on the job's batches, kept in memory: forward, backward, Adam."""
+    from trainer import native
     from trainer.incarnation import layouts
     from trainer.program import DenseProgram
 
@@ -121,6 +122,7 @@ def dense(job: JobConfig, spec: Spec, _: Path) -> Told:
         optimizer=job.train.dense,
         seed=job.seed,
         rank=0,
+        operators=native.choose(job.train.operators, job.train.precision).precision,
     )
     rng = np.random.default_rng(job.seed)
     values = [

@@ -36,8 +36,8 @@ _current: ContextVar[Precision | None] = ContextVar("native_precision", default=
 _loaded: list[Path] = []
 
 
-class NativeError(RuntimeError):
-    """The operators cannot be built or loaded; the message says why and what helps."""
+class NativeError(ValueError):
+    """The operators cannot be built or loaded, or a job asks for what they cannot do; the message says what helps."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,45 @@ def load() -> Path:
             raise NativeError(f"{library} does not load: {error}. Delete it to have it built anew.") from error
         _loaded.append(library)
     return _loaded[0]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What computes the dense part.
+
+    Attributes:
+        precision: of our operators' products; None: Paddle's operators compute, in float32.
+        warning: why ours are not used although they were wanted.
+    """
+
+    precision: Precision | None
+    warning: str = ""
+
+    def __str__(self) -> str:
+        return "paddle, float32" if self.precision is None else f"native, {self.precision}"
+
+
+def choose(operators: Literal["auto", "native", "paddle"], precision: Literal["auto", "float32", "bfloat16"]) -> Choice:
+    """What `train.operators` and `train.precision` mean on this machine; loads the operators when they are chosen.
+
+    Raises:
+        NativeError: the job insists on what cannot be had.
+    """
+    if operators == "paddle":
+        if precision == "bfloat16":
+            raise NativeError(
+                "train.precision: bfloat16 needs our operators, but train.operators is 'paddle'. Set one of them to 'auto'."
+            )
+        return Choice(None)
+    try:
+        load()
+    except NativeError as error:
+        if operators == "native" or precision == "bfloat16":
+            raise NativeError(f"train.operators: {operators} with train.precision: {precision}: {error}") from error
+        return Choice(None, f"the dense part runs on Paddle's own operators, which are slower: {error}")
+    if precision == "auto":
+        precision = "bfloat16" if support().bfloat16 else "float32"
+    return Choice(precision)
 
 
 @contextmanager
