@@ -251,7 +251,9 @@ class DenseProgram:
         feed: dict[str, NDArray[Any]] = {}
         for layout in self._layouts:
             keys = batch.tables[layout.name]
-            feed[f"{layout.name}/rows"] = rows[layout.name]
+            # operators that meet an empty array lose its type: a batch without any id gets a row that nothing points to
+            values = rows[layout.name]
+            feed[f"{layout.name}/rows"] = values if len(values) else np.zeros((1, layout.pull_width), np.float32)
             if layout.single:
                 feed[f"{layout.name}/single"] = keys.single_BF
             for feature in layout.lists:
@@ -271,8 +273,7 @@ class DenseProgram:
         )
         flat, logit, *tables = self._run(self._main, feed, [self._flat, self._logit, *self._table_grads])
         by_table = {
-            layout.name: np.zeros((0, layout.pull_width), np.float32) if grads is None else grads  # no key, no gradient
-            for layout, grads in zip(self._layouts, tables, strict=True)
+            layout.name: grads[: len(rows[layout.name])] for layout, grads in zip(self._layouts, tables, strict=True)
         }
         return Gradients(flat, by_table, logit)
 

@@ -83,6 +83,7 @@ def _job(tmp_path: Path, rule: str, trainers: int, servers: int) -> JobConfig:
                 "epochs": 2,
                 "max_staleness_steps": 0,
                 "embedding_l2": 0.01,
+                "precision": "float32",
                 "dense": {"learning_rate": 0.01, "epsilon": 1e-3, "weight_decay": 0.1},
             },
             "cluster": {"servers": servers, "trainers": trainers},

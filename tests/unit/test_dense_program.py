@@ -9,6 +9,7 @@ import pytest
 
 from data_pipeline.batch import Batch, TableKeys
 from trainer.models import parse_model
+from trainer.native import Precision
 from trainer.program import DenseProgram, ListFeature, TableLayout, clipped_scale
 from trainer.settings import DenseOptimizerConfig
 
@@ -99,7 +100,7 @@ def _numeric_gradient(function, array: np.ndarray) -> np.ndarray:
     return gradient
 
 
-def _program(kind: str, **optimizer: float) -> DenseProgram:
+def _program(kind: str, operators: Precision | None = None, **optimizer: float) -> DenseProgram:
     return DenseProgram(
         LAYOUTS,
         num_dense=D,
@@ -108,13 +109,15 @@ def _program(kind: str, **optimizer: float) -> DenseProgram:
         optimizer=DenseOptimizerConfig(**optimizer),
         seed=11,
         rank=0,
+        operators=operators,
     )
 
 
+@pytest.mark.parametrize("operators", [None, "float32"], ids=["paddle", "native"])
 @pytest.mark.parametrize("kind", ["lr", "fm", "deepfm"])
-def test_forward_and_all_gradients(kind: str) -> None:
+def test_forward_and_all_gradients(kind: str, operators: Precision | None) -> None:
     rng = np.random.default_rng(5)
-    batch, program = _batch(rng), _program(kind)
+    batch, program = _batch(rng), _program(kind, operators)
     rows = {name: rng.standard_normal((U, W + 1)).astype(np.float32) for name in ("user", "item")}
     dense = program.parameters()
     result = program.gradients(batch, rows)

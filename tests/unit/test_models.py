@@ -15,6 +15,7 @@ from tests import reference_models
 from tests.reference_models import Row
 from trainer.models import KINDS, parse_model
 from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable
+from trainer.native import Precision
 from trainer.program import DenseProgram, ListFeature, TableLayout
 from trainer.settings import DenseOptimizerConfig
 
@@ -129,7 +130,9 @@ def expected(
     return float((row_losses * batch.sample_weight_B).sum()), logits
 
 
-def program_of(config, num_labels: int = 1, tables: list[TableLayout] | None = None) -> DenseProgram:
+def program_of(
+    config, num_labels: int = 1, tables: list[TableLayout] | None = None, operators: Precision | None = None
+) -> DenseProgram:
     return DenseProgram(
         layouts(config.kind) if tables is None else tables,
         num_dense=D,
@@ -138,6 +141,7 @@ def program_of(config, num_labels: int = 1, tables: list[TableLayout] | None = N
         optimizer=DenseOptimizerConfig(),
         seed=11,
         rank=0,
+        operators=operators,
     )
 
 
@@ -145,12 +149,13 @@ def test_every_kind_is_tested() -> None:
     assert {case["kind"] for case in CASES} == set(KINDS)
 
 
+@pytest.mark.parametrize("operators", [None, "float32"], ids=["paddle", "native"])
 @pytest.mark.parametrize("case", CASES, ids=name_of)
-def test_forward_loss_and_gradients(case: dict) -> None:
+def test_forward_loss_and_gradients(case: dict, operators: Precision | None) -> None:
     rng = np.random.default_rng(5)
     config = parse_model(case)
     num_labels = 2 if config.kind in MULTI_TASK else 1
-    batch, program = batch_of(num_labels), program_of(config, num_labels)
+    batch, program = batch_of(num_labels), program_of(config, num_labels, operators=operators)
     state = program.state()
     for name in program.sizes:  # where every parameter is away from its start, no term can hide
         state[name] = (0.6 * rng.standard_normal(state[name].shape)).astype(np.float32)

@@ -204,7 +204,11 @@ class Linear(paddle.nn.Linear):  # type: ignore[misc]
     """Paddle's linear layer, by our operator where it fits."""
 
     def forward(self, x_BX: Variable) -> Variable:
-        return native.tower([x_BX], [self.weight], [self.bias], relu=[False]) if native.fits(x_BX) else super().forward(x_BX)
+        return (
+            native.tower([x_BX], [self.weight], [self.bias], relu=[False])
+            if native.fits(x_BX)
+            else super().forward(x_BX)
+        )
 
 
 def linear(num_inputs: int, num_outputs: int, *, bias: bool = True) -> Linear:

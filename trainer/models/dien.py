@@ -13,7 +13,6 @@ from trainer.models.base import (
     Tower,
     Variable,
     logistic_loss_B1,
-    side_by_side,
 )
 from trainer.models.config import DIENConfig
 from trainer.models.din import masked_softmax_BL1, targets

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import paddle
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, SequenceInput, Tower, Variable, side_by_side
+from trainer.models.base import FeatureSpec, Model, ModelInputs, SequenceInput, Tower, Variable
 from trainer.models.config import DINConfig
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import paddle
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, side_by_side
+from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable
 from trainer.models.config import DLRMConfig
 
 

@@ -5,7 +5,8 @@ know, each bias, activation and concatenation is a pass over memory of its own, 
 three do the same with oneDNN (which Paddle's wheel brings along) and fewer passes. Where they cannot be had (no
 compiler, no oneDNN), Paddle's own operators do the work: same numbers, more time.
 
-Legend: B batch rows, F features, U unique keys, W floats of a pulled row, E floats of an embedding, X inputs, Y outputs.
+Legend: B batch rows, F features, U unique keys, W floats of a pulled row, E floats of an embedding, X inputs,
+Y outputs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,16 @@ Precision = Literal["float32", "bfloat16"]
 Variable = Any  # a symbolic tensor of a static program
 
 _SOURCES = Path(__file__).parent
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-w", "-DPADDLE_WITH_CUSTOM_KERNEL", "-DPADDLE_NO_PYTHON")
+_FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-shared",
+    "-fopenmp",
+    "-w",
+    "-DPADDLE_WITH_CUSTOM_KERNEL",
+    "-DPADDLE_NO_PYTHON",
+)
 _current: ContextVar[Precision | None] = ContextVar("native_precision", default=None)
 _loaded: list[Path] = []
 
@@ -88,7 +98,9 @@ def build() -> Path:
         raise NativeError(f"this Paddle for {platform.machine()} comes without oneDNN (libdnnl.so.3).")
     target = next((place for place in _places() if _writable(place.parent)), None)
     if target is None:
-        raise NativeError(f"none of {', '.join(str(p.parent) for p in _places())} can be written to; set XDG_CACHE_HOME.")
+        raise NativeError(
+            f"none of {', '.join(str(p.parent) for p in _places())} can be written to; set XDG_CACHE_HOME."
+        )
     with (target.parent / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.is_file():
@@ -140,7 +152,7 @@ def choose(operators: Literal["auto", "native", "paddle"], precision: Literal["a
     if operators == "paddle":
         if precision == "bfloat16":
             raise NativeError(
-                "train.precision: bfloat16 needs our operators, but train.operators is 'paddle'. Set one of them to 'auto'."
+                "train.precision: bfloat16 needs our operators, but train.operators is 'paddle'. Set one to 'auto'."
             )
         return Choice(None)
     try:
@@ -175,6 +187,7 @@ def lookup(rows_UW: Variable, index_BF: Variable, *, first_order: bool) -> tuple
     Args:
         rows_UW: float32; with `first_order`, column 0 is a first-order weight and W = 1 + E.
         index_BF: int32, position + 1; 0 stands for no id: zeros, and no gradient.
+        first_order: whether the table has first-order weights.
 
     Returns:
         float32 [B, F, E] and [B, 1] (zeros without `first_order`).
@@ -205,8 +218,8 @@ def tower(
 ) -> Variable:
     """Fully connected layers one after the other: relu(x W + b), without the ReLU where `relu` says so.
 
-    In the precision of `using`. With bfloat16, inputs, weights, activations and gradients are rounded to it before each product; sums, biases,
-    parameters and their gradients stay float32.
+    In the precision of `using`. With bfloat16, inputs, weights, activations and gradients are rounded to it before each
+    product; sums, biases, parameters and their gradients stay float32.
 
     Args:
         inputs: float32 [B, X_i], taken side by side.

@@ -49,7 +49,6 @@ VECTORISED void mask_and_sum(const bfloat16* output, bfloat16* g, std::int64_t r
     const bfloat16* o = output + r * columns;
     bfloat16* row = g + r * columns;
     for (std::int64_t c = 0; c < columns; ++c) {
-      // an output of ReLU is +0, a positive number or NaN, and NaN must reach the check of the step
       row[c] = o[c] == 0 || o[c] == 0x8000 ? 0 : row[c];
       sums[c] += widen(row[c]);
     }

@@ -11,6 +11,7 @@ from typing import Any, cast
 from data_pipeline.dataset import Dataset, assign, plan_epoch
 from data_pipeline.loader import Loader
 from pserver.client import Client
+from trainer import native
 from trainer.config import JobConfig
 from trainer.dense_sync import DenseSync
 from trainer.evaluate import evaluate
@@ -41,6 +42,7 @@ def run(job: JobConfig) -> dict[str, Any]:
         seed=job.seed,
         rank=0,
         logit_shift=logit_shift(job.train.negative_sampling),
+        operators=native.choose(job.train.operators, job.train.precision).precision,
     )
     data = Dataset.open(job.data.train, job.data)
     total_steps = -(-data.num_rows // job.data.batch_rows) * job.train.epochs

@@ -1,0 +1,271 @@
+"""Our operators against NumPy in float64, forward and backward; where they come from; what happens without them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer import native
+from trainer.native import NativeError, Precision
+
+Array = np.ndarray
+
+
+def run(
+    build: Callable[..., list], given_arrays: dict[str, Array], wanted: Sequence[str], weight: Array
+) -> list[Array]:
+    """Values of what `build` returns, then the gradients of sum(first value * weight) for the named inputs."""
+    native.load()
+    paddle.enable_static()
+    main, startup = paddle.static.Program(), paddle.static.Program()
+    with paddle.static.program_guard(main, startup):
+        inputs = {}
+        for name, array in given_arrays.items():
+            shape = [-1, *array.shape[1:]] if array.ndim > 1 else list(array.shape)
+            inputs[name] = paddle.static.data(name, shape, str(array.dtype))
+            inputs[name].stop_gradient = name not in wanted
+        values = build(**inputs)
+        factor = paddle.static.data("factor", [-1, *weight.shape[1:]], "float32")
+        grads = paddle.static.gradients(
+            [paddle.sum(paddle.multiply(values[0], factor))], [inputs[name] for name in wanted]
+        )
+    executor = paddle.static.Executor(paddle.CPUPlace())
+    return executor.run(main, feed={**given_arrays, "factor": weight}, fetch_list=[*values, *grads])
+
+
+def to_bfloat16(array: Array) -> Array:
+    """Rounded to the nearest bfloat16 with ties to even, as float64; by way of the spacing of 8-bit mantissas."""
+    mantissa, exponent = np.frexp(array.astype(np.float64))
+    return np.ldexp(np.rint(np.ldexp(mantissa, 8)), exponent - 8)
+
+
+def tower_in_float64(
+    inputs: list[Array], weights: list[Array], biases: list[Array], relu: list[bool], g: Array, rounded: bool
+) -> tuple[Array, list[Array]]:
+    """Output and gradients (inputs, weights, biases) of sum(output * g); products of bfloat16 factors if `rounded`."""
+    cut = to_bfloat16 if rounded else (lambda a: a.astype(np.float64))
+    outputs = [cut(np.concatenate(inputs, axis=1))]
+    for place, (w, b, r) in enumerate(zip(weights, biases, relu, strict=True)):
+        y = outputs[-1] @ cut(w) + b
+        y = np.maximum(y, 0) if r else y
+        outputs.append(cut(y) if place + 1 < len(weights) else y)
+    g = g.astype(np.float64) * (outputs[-1] > 0 if relu[-1] else 1)
+    g_weights, g_biases = [], []
+    for place in range(len(weights) - 1, -1, -1):
+        g_biases.insert(0, g.sum(axis=0))
+        g = cut(g)
+        g_weights.insert(0, outputs[place].T @ g)
+        g = g @ cut(weights[place]).T
+        if place:
+            g = cut(g * (outputs[place] > 0 if relu[place - 1] else 1))
+    g_inputs = np.split(g, np.cumsum([x.shape[1] for x in inputs])[:-1], axis=1)
+    return outputs[-1], [*g_inputs, *g_weights, *g_biases]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("rows", "widths", "units", "relu"),
+    [
+        (5, [3], [4], [False]),
+        (1, [1], [1], [True]),
+        (33, [17, 13], [9, 7, 1], [True, True, False]),
+        (64, [5, 1, 2], [31, 16], [True, True]),
+        (7, [6], [5, 3], [False, False]),
+        (300, [129, 13], [100, 101, 1], [True, True, False]),
+    ],
+)
+def test_tower(rows: int, widths: list[int], units: list[int], relu: list[bool], precision: Precision) -> None:
+    rng = np.random.default_rng([rows, *units])
+    sizes = [sum(widths), *units]
+    arrays = {f"x{i}": rng.standard_normal((rows, w)) for i, w in enumerate(widths)}
+    arrays |= {
+        f"w{i}": rng.standard_normal((a, b)) / a**0.5 for i, (a, b) in enumerate(zip(sizes, units, strict=False))
+    }
+    arrays |= {f"b{i}": rng.standard_normal(n) for i, n in enumerate(units)}
+    arrays = {name: a.astype(np.float32) for name, a in arrays.items()}
+    g = rng.standard_normal((rows, units[-1])).astype(np.float32)
+
+    def build(**v: object) -> list:
+        part = {k: [v[name] for name in arrays if name[0] == k] for k in "xwb"}
+        with native.using(precision):
+            return [native.tower(part["x"], part["w"], part["b"], relu=relu)]
+
+    part = {k: [arrays[name] for name in arrays if name[0] == k] for k in "xwb"}
+    expected, gradients = tower_in_float64(part["x"], part["w"], part["b"], relu, g, precision == "bfloat16")
+    got, *got_gradients = run(build, arrays, list(arrays), g)
+    # a sum near a tie may round the other way in float32: one step of bfloat16 in a few places
+    tolerance = {"float32": 2e-5, "bfloat16": 3e-2}[precision]
+    for name, want, have in zip(["out", *arrays], [expected, *gradients], [got, *got_gradients], strict=True):
+        scale = np.abs(want).max() + 1e-6
+        assert np.abs(have - want).max() <= tolerance * scale, name
+        if precision == "bfloat16":  # and on average far closer than rounding itself is
+            assert np.abs(have - want).mean() <= 2e-3 * scale, name
+
+
+def test_tower_leaves_out_gradients_nobody_wants_and_biases_that_are_not_there() -> None:
+    rng = np.random.default_rng(3)
+    x, dense, w = (rng.standard_normal(s).astype(np.float32) for s in ((6, 4), (6, 2), (6, 3)))
+    g = rng.standard_normal((6, 3)).astype(np.float32)
+
+    def build(x: object, dense: object, w: object) -> list:
+        with native.using("float32"):
+            return [native.tower([x, dense], [w], [None], relu=[False])]
+
+    out, g_x, g_w = run(build, {"x": x, "dense": dense, "w": w}, ["x", "w"], g)
+    both = np.concatenate([x, dense], axis=1)
+    np.testing.assert_allclose(out, both @ w, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(g_x, (g @ w.T)[:, :4], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(g_w, both.T @ g, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_step_on_what_is_not_finite_has_a_gradient_that_is_not_finite(precision: Precision, bad: float) -> None:
+    x, w = np.ones((3, 2), np.float32), np.ones((2, 2), np.float32)
+    x[1, 0] = bad
+
+    def build(x: object, w: object) -> list:
+        with native.using(precision):
+            return [native.tower([x], [w, w], [None, None], relu=[True, False])]
+
+    out, g_w = run(build, {"x": x, "w": w}, ["w"], np.ones((3, 2), np.float32))
+    assert np.isfinite(out[[0, 2]]).all()
+    # oneDNN's ReLU makes 0 of NaN, but its row of the inputs still meets the gradient of the weights
+    assert not np.isfinite(g_w).all()
+
+
+@settings(max_examples=25)
+@given(
+    rows=st.integers(1, 40),
+    fields=st.integers(1, 9),
+    keys=st.integers(1, 30),
+    width=st.integers(1, 19),
+    first=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_lookup(rows: int, fields: int, keys: int, width: int, first: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((keys, width + first)).astype(np.float32)
+    index = rng.integers(0, keys + 1, (rows, fields)).astype(np.int32)
+    g_vectors = rng.standard_normal((rows, fields * width)).astype(np.float32)
+    g_first = rng.standard_normal((rows, 1)).astype(np.float32)
+
+    def build(values: object, index: object) -> list:
+        vectors, order = native.lookup(values, index, first_order=first)
+        return [paddle.concat([paddle.reshape(vectors, [-1, fields * width]), order], axis=1)]
+
+    weight = np.concatenate([g_vectors, g_first], axis=1)
+    got, got_gradient = run(build, {"values": values, "index": index}, ["values"], weight)
+    padded = np.vstack([np.zeros((1, width + first)), values])
+    picked = padded[index]
+    order = picked[:, :, 0].sum(axis=1, keepdims=True) if first else np.zeros((rows, 1))
+    np.testing.assert_allclose(got[:, :-1], picked[:, :, int(first) :].reshape(rows, -1), rtol=1e-6)
+    np.testing.assert_allclose(got[:, -1:], order, rtol=1e-5, atol=1e-5)
+    expected = np.zeros(padded.shape)
+    g = np.concatenate(
+        [np.repeat(g_first[:, :, None], fields, axis=1)] * first + [g_vectors.reshape(rows, fields, width)], axis=2
+    )
+    np.add.at(expected, index, g)
+    np.testing.assert_allclose(got_gradient, expected[1:], rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 19), st.integers(0, 2**32 - 1))
+def test_pairwise(rows: int, fields: int, width: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values, g = rng.standard_normal((rows, fields, width)).astype(np.float32), rng.standard_normal((rows, 1))
+    got, got_gradient = run(
+        lambda fields: [native.pairwise(fields)], {"fields": values}, ["fields"], g.astype(np.float32)
+    )
+    wide = values.astype(np.float64)
+    expected, gradient = np.zeros((rows, 1)), np.zeros(wide.shape)
+    for i in range(fields):
+        for j in range(i):
+            expected[:, 0] += (wide[:, i] * wide[:, j]).sum(axis=1)
+            gradient[:, i] += g * wide[:, j]
+            gradient[:, j] += g * wide[:, i]
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(got_gradient, gradient, rtol=1e-4, atol=1e-3)
+
+
+def test_processors() -> None:
+    assert native.support("flags\t\t: fpu avx2 avx512_bf16\n").bfloat16
+    assert native.support("flags\t\t: fpu amx_bf16\n").bfloat16
+    assert not native.support("flags\t\t: fpu avx2 avx512f\n").bfloat16
+    assert not native.support("").bfloat16
+
+
+def test_a_job_may_insist_or_refuse() -> None:
+    assert native.choose("paddle", "auto").precision is None
+    assert native.choose("native", "float32").precision == "float32"
+    assert native.choose("auto", "auto").precision == ("bfloat16" if native.support().bfloat16 else "float32")
+    with pytest.raises(NativeError, match=r"bfloat16 needs our operators.*train\.operators is 'paddle'"):
+        native.choose("paddle", "bfloat16")
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As on a machine where the operators were never built; the folder in which they would be."""
+    target = tmp_path / "cache" / "tower.so"
+    monkeypatch.setattr(native, "_places", lambda: [target])
+    monkeypatch.setattr(native, "_loaded", [])
+    return target
+
+
+def test_without_a_compiler(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    chosen = native.choose("auto", "auto")
+    assert chosen.precision is None
+    assert "no C++ compiler was found" in chosen.warning
+    for operators, precision in (("native", "auto"), ("auto", "bfloat16")):
+        with pytest.raises(NativeError, match=rf"train\.operators: {operators}.*apt-get install g\+\+"):
+            native.choose(operators, precision)
+
+
+def test_the_compiler_may_fail(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(NativeError, match="could not compile"):
+        native.build()
+    assert not bare.exists()
+    assert [p.name for p in bare.parent.iterdir()] == [".lock"]
+
+
+def test_a_broken_library_is_no_crash(bare: Path) -> None:
+    bare.parent.mkdir()
+    bare.write_bytes(b"not a library")
+    with pytest.raises(NativeError, match=r"(?s)does not load.*Delete it"):
+        native.load()
+
+
+def test_processes_that_build_at_once_build_once(tmp_path: Path) -> None:
+    compiler, log = tmp_path / "g++", tmp_path / "calls"
+    compiler.write_text(
+        f"#!/bin/sh\necho called >> {log}\nwhile [ $# -gt 0 ]; do [ $1 = -o ] && echo made > $2; shift; done\n"
+    )
+    compiler.chmod(0o755)
+    code = textwrap.dedent(f"""
+        from pathlib import Path
+        from trainer import native
+        native._places = lambda: [Path({str(tmp_path / "lib" / "tower.so")!r})]
+        print(native.build())
+    """)
+    command = [sys.executable, "-c", code]
+    environment = {"CXX": str(compiler), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(native.__file__).parents[2])}
+    started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    said = [process.communicate(timeout=120)[0] for process in started]
+    assert {line.strip() for line in said} == {str(tmp_path / "lib" / "tower.so")}
+    assert log.read_text().splitlines() == ["called"]
+
+
+def test_the_operators_need_no_python_headers_and_import_no_paddle_to_be_found() -> None:
+    code = "import sys; from trainer import native; native.support(); assert 'paddle' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
