@@ -16,8 +16,8 @@ def math_environment(environment: Mapping[str, str], cpuinfo: str | None = None)
     `MKL_DEBUG_CPU_TYPE=5` makes it take its AVX2 path, which gives matrix products more than twice the speed on an AMD
     EPYC (`paddlewheel bench dense` shows it). Releases of MKL from 2020.1 on ignore the variable.
 
-    Threads that wait for the next parallel loop sleep instead of spinning: beside the tower, threads of the same process
-    read, pull and push, and on full cores spinning costs them more than waking up costs the tower.
+    Threads that wait for the next parallel loop sleep instead of spinning: beside the tower, threads of the same
+    process read, pull and push, and on full cores spinning costs them more than waking up costs the tower.
 
     Args:
         environment: what the process would otherwise get.

@@ -77,8 +77,8 @@ class TrainConfig(BaseModel):
     """How many steps pulled embeddings may lag behind the newest push. 0: every step waits for the push before it."""
 
     operators: Literal["auto", "native", "paddle"] = "auto"
-    """Who computes the dense part on a CPU. `native`: our compiled operators, refused where they cannot be had; `paddle`:
-    Paddle's alone; `auto`: ours where they can be had."""
+    """Who computes the dense part on a CPU. `native`: our compiled operators, refused where they cannot be had;
+    `paddle`: Paddle's alone; `auto`: ours where they can be had."""
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Factors of the dense part's matrix products; parameters, sums and the optimizer are float32 in any case.
