@@ -115,7 +115,7 @@ class RunOutcome:
         return "\n".join(_success_lines(self) if self.exit_code == EXIT_DONE else _failure_lines(self))
 
 
-def plan_of(job: JobConfig, mode: Mode = "train", *, restore: Path | None = None, resume: Resume = "auto") -> JobPlan:
+def plan_of(job: JobConfig, mode: Mode = "train", *, restore: str | None = None, resume: Resume = "auto") -> JobPlan:
     """What the coordinator of this job is given."""
     return JobPlan(
         name=job.name,
@@ -126,7 +126,7 @@ def plan_of(job: JobConfig, mode: Mode = "train", *, restore: Path | None = None
         job=job.model_dump(mode="json"),
         tables={name: job.tables[name].model_dump(mode="json") for name in job.data.tables},
         control=job.control,
-        restore=str(restore) if restore else None,
+        restore=restore,
         resume=resume,
         http_address=metrics_address(job, "coordinator"),
         targets=str(targets_folder(job)),
@@ -150,7 +150,7 @@ def run_local(
     job: JobConfig,
     mode: Mode = "train",
     *,
-    restore: Path | None = None,
+    restore: str | None = None,
     resume: Resume = "auto",
     display: Display | None = None,
     hosts: HostsConfig | None = None,

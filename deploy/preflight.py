@@ -9,8 +9,10 @@ from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
 from data_pipeline.loader import Loader
 from pserver import requirements
-from trainer import checkpoint, warm_start
+from trainer import warm_start
+from trainer.checkpoints import open_checkpoints
 from trainer.config import ConfigError, JobConfig, Problem
+from trainer.object_store import ObjectStore
 from trainer.process import reserve_port
 
 
@@ -32,7 +34,7 @@ class Preflight:
 
 
 def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train") -> Preflight:
-    """Looks at the environment, every file's footer, the first rows of the data, and the ports that the job names.
+    """Looks at the environment, every file's footer, the first rows of the data, and the ports and store of the job.
 
     Raises:
         ConfigError: the job lacks what the mode needs.
@@ -40,6 +42,7 @@ def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train") -> Prefl
         data_pipeline.errors.DataError: a path, file, column or value that the job cannot use.
         trainer.checkpoint.CheckpointError: the job would begin with another model, which is not there.
         trainer.process.PortTakenError: a port that the job names is in use.
+        trainer.checkpoint.CheckpointError: checkpoints cannot be written to the object store that the job names.
     """
     paddle = requirements.check(import_core=False)
     needed: Literal["train", "eval"] = "train" if mode == "train" else "eval"
@@ -56,7 +59,10 @@ def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train") -> Prefl
             _read_first_rows(datasets[part], job.data)
     if "train" in datasets and "eval" in datasets:
         datasets["train"].agree_with(datasets["eval"])
-    if mode == "train" and job.warm_start is not None and checkpoint.latest(job.checkpoint_directory) is None:
+    kept = open_checkpoints(job.checkpoint_location)
+    if mode == "train" and isinstance(kept, ObjectStore):
+        kept.check_access()
+    if mode == "train" and job.warm_start is not None and not kept.committed():
         warm_start.plan(job)
     cluster = job.cluster
     for port in (*(cluster.server_ports or ()), cluster.coordinator_port):

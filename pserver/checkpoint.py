@@ -91,6 +91,19 @@ class SavedTable:
     def paths(self) -> list[Path]:
         return [self.folder / part.name for part in self.parts]
 
+    @property
+    def description(self) -> str:
+        """The text of `table.json`."""
+        document: dict[str, object] = {
+            "format": FORMAT,
+            "name": self.name,
+            "config": self.config.model_dump(mode="json"),
+            "seed": self.seed,
+            "parts": [part._asdict() for part in self.parts],
+        }
+        document["checksum"] = _checksum(document)
+        return json.dumps(document, indent=1)
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -158,18 +171,10 @@ def record(directory: Path, name: str, config: TableConfig, seed: int, num_shard
     if len(paths) != num_shards:
         raise CheckpointError(f"{folder} holds {len(paths)} parts instead of {num_shards}")
     saved = SavedTable(directory, name, config, seed, tuple(_measure_all(paths, sync=True)))
-    document = {
-        "format": FORMAT,
-        "name": name,
-        "config": config.model_dump(mode="json"),
-        "seed": seed,
-        "parts": [part._asdict() for part in saved.parts],
-    }
-    document["checksum"] = _checksum(document)
     path = directory / DESCRIPTION
     temporary = path.with_suffix(".tmp")
     with temporary.open("w") as file:
-        json.dump(document, file, indent=1)
+        file.write(saved.description)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -185,22 +190,12 @@ def open_table(directory: Path) -> SavedTable:
     """
     path = directory / DESCRIPTION
     try:
-        document = json.loads(path.read_text())
-        if document["format"] != FORMAT:
-            raise CheckpointError(f"{path} has format {document['format']}; this version reads format {FORMAT}")
-        if document.pop("checksum") != _checksum(document):
-            raise CheckpointError(f"{path} has changed since it was written: its checksum does not fit")
-        saved = SavedTable(
-            directory,
-            document["name"],
-            TableConfig.model_validate(document["config"]),
-            int(document["seed"]),
-            tuple(Part(**part) for part in document["parts"]),
-        )
+        text = path.read_text()
     except FileNotFoundError as error:
         raise CheckpointError(f"{directory} is not a complete saved table: it has no {DESCRIPTION}") from error
-    except (ValueError, KeyError, TypeError, OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+    saved = parse_description(text, directory)
     expected = {part.name: part.num_bytes for part in saved.parts}
     found = {entry.name: entry.stat().st_size for entry in saved.folder.iterdir()} if saved.folder.is_dir() else {}
     for what, names in (
@@ -215,6 +210,31 @@ def open_table(directory: Path) -> SavedTable:
                 f"{saved.folder / part.name} has {found[part.name]} bytes instead of {part.num_bytes}"
             )
     return saved
+
+
+def parse_description(text: str, directory: Path) -> SavedTable:
+    """A saved table by the text of its `table.json`. Its parts are not looked at, and `directory` need not be there.
+
+    Raises CheckpointError when the text is broken.
+    """
+    path = directory / DESCRIPTION
+    try:
+        document = json.loads(text)
+        if document["format"] != FORMAT:
+            raise CheckpointError(f"{path} has format {document['format']}; this version reads format {FORMAT}")
+        if document.pop("checksum") != _checksum(document):
+            raise CheckpointError(f"{path} has changed since it was written: its checksum does not fit")
+        return SavedTable(
+            directory,
+            document["name"],
+            TableConfig.model_validate(document["config"]),
+            int(document["seed"]),
+            tuple(Part(**part) for part in document["parts"]),
+        )
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def verify(saved: SavedTable) -> None:
@@ -245,13 +265,27 @@ def check_fits(saved: SavedTable, name: str, config: TableConfig, seed: int) -> 
             )
 
 
+def shard_of(name: str) -> int:
+    """The shard that a part's name tells. Raises CheckpointError for any other name."""
+    match = _PART.fullmatch(name)
+    if match is None:
+        raise CheckpointError(f"{name} is not part of a table")
+    return int(match[2])
+
+
+def measure_parts(folder: Path) -> list[Part]:
+    """Reads the parts in a folder, which need not be all of the table; in shard order.
+
+    Raises CheckpointError for a part that is cut short, and for files that are no parts.
+    """
+    paths = sorted(folder.iterdir() if folder.is_dir() else (), key=lambda path: shard_of(path.name))
+    return list(_measure_all(paths))
+
+
 def _parts_by_shard(folder: Path) -> list[Path]:
     parts: dict[int, Path] = {}
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = _PART.fullmatch(path.name)
-        if match is None:
-            raise CheckpointError(f"{path} is not part of a table")
-        shard = int(match[2])
+        shard = shard_of(path.name)
         if shard in parts:
             raise CheckpointError(f"{path} and {parts[shard]} are both shard {shard}: two saves are mixed")
         parts[shard] = path
@@ -441,8 +475,8 @@ def new_directory(directory: Path) -> Iterator[None]:
         raise
 
 
-def spread(paths: list[Path], folder: Path, num_shards: int) -> None:
-    """Write every line into the part of the new `folder` that its key belongs to."""
+def spread(paths: list[Path], folder: Path, num_shards: int, *, only: range | None = None) -> None:
+    """Write every line into the part of the new `folder` that its key belongs to; parts not in `only` stay empty."""
     folder.mkdir()
     for first in range(0, num_shards, _MAX_OPEN_FILES):
         shards = range(first, min(first + _MAX_OPEN_FILES, num_shards))
@@ -451,7 +485,7 @@ def spread(paths: list[Path], folder: Path, num_shards: int) -> None:
             for path in paths:
                 for block in _blocks(path):
                     for shard, lines in _lines_by_shard(block, num_shards):
-                        if shard in shards:
+                        if shard in shards and (only is None or shard in only):
                             files[shard - first].write(lines)
 
 

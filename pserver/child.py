@@ -6,7 +6,8 @@ It reads one JSON line from standard input:
      "gflags": ["-name=value", ...], "exit_on_stdin_eof": false}
 
 and writes JSON lines to file descriptor 3 if that is open, else to standard output: {"event": "starting"}, then
-{"event": "serving", "pid", "endpoint"} just before Paddle takes over, {"event": "stopped"} after an ordered stop, or
+{"event": "serving", "pid", "endpoint"} just before Paddle takes over, {"event": "signal", "signal": "SIGTERM"} as soon
+as a signal asks it to stop, {"event": "stopped"} after an ordered stop, or
 {"event": "error", "kind": "job" | "environment" | "port" | "runtime", "message"}.
 
 Paddle's `run_server` holds the GIL until it returns, so no Python code of this process runs while it serves. Therefore:
@@ -71,7 +72,7 @@ def main() -> int:
     except (ValueError, KeyError, IndexError, TypeError, ValidationError) as error:
         return fail("job", error, EXIT_FIX_JOB)
 
-    wakeup_fd = _fork_stopper(host, port, watch_stdin=exit_on_eof, close_fd=events.fileno())
+    wakeup_fd = _fork_stopper(host, port, watch_stdin=exit_on_eof, event_fd=events.fileno())
     signal.signal(signal.SIGTERM, _exit_before_serving)
     signal.signal(signal.SIGINT, _exit_before_serving)
     try:
@@ -136,20 +137,18 @@ def _host_text(core: Any, endpoint: str, rank: int) -> str:
     return str(core.PSHost(host, int(port), rank).serialize_to_string())
 
 
-def _fork_stopper(host: str, port: int, *, watch_stdin: bool, close_fd: int) -> int:
+def _fork_stopper(host: str, port: int, *, watch_stdin: bool, event_fd: int) -> int:
     """Start the helper; returns the descriptor to which a caught signal writes its number."""
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     if os.fork() == 0:
         os.close(write_fd)
-        if close_fd > 2:
-            os.close(close_fd)
-        _stopper(host, port, read_fd, watch_stdin)
+        _stopper(host, port, read_fd, watch_stdin, event_fd)
     os.close(read_fd)
     return write_fd
 
 
-def _stopper(host: str, port: int, signals_fd: int, watch_stdin: bool) -> NoReturn:
+def _stopper(host: str, port: int, signals_fd: int, watch_stdin: bool, event_fd: int) -> NoReturn:
     """Wait for a signal of the parent (or the end of stdin), then stop its server; end when the parent has ended."""
     import select
 
@@ -157,14 +156,20 @@ def _stopper(host: str, port: int, signals_fd: int, watch_stdin: bool) -> NoRetu
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         watched = [signals_fd, 0] if watch_stdin else [signals_fd]
+        data, source = b"", 0
         while True:
             ready, _, _ = select.select(watched, [], [])
-            data = os.read(ready[0], 4096)
-            if ready[0] == signals_fd and not data:
+            source = ready[0]
+            data = os.read(source, 4096)
+            if source == signals_fd and not data:
                 os._exit(0)  # the parent has ended
-            if data and ready[0] == 0:
+            if data and source == 0:
                 continue
             break
+        if source == signals_fd:  # one write of a short line is whole, whatever the parent writes
+            line = json.dumps({"event": "signal", "signal": signal.Signals(data[0]).name}) + "\n"
+            with contextlib.suppress(OSError):
+                os.write(event_fd, line.encode())
         watched = [signals_fd]
         while True:
             with contextlib.suppress(ServerError):  # not listening yet, or no longer

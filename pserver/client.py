@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pserver import checkpoint, probe
+from pserver import apart, checkpoint, probe
 from pserver.config import TableConfig, Tables, table_ids
 from pserver.errors import CheckpointError, PullError, PushError, ServerError
 from pserver.initial import Initializer
 from pserver.wire import Buffer, Command, Connection, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -73,13 +73,16 @@ class Client:
         num_trainers: int = 1,
         seed: int = 0,
         *,
+        identities: Sequence[str] | None = None,
         pull_timeout_seconds: float = 10.0,
         connect_timeout_seconds: float = 5.0,
         admin_timeout_seconds: float = 3600.0,
     ) -> None:
         """endpoints: "ip:port" of every server, in rank order. Connects on first use.
 
-        admin_timeout_seconds bounds save, load, shrink. rank and num_trainers are for messages only.
+        identities: of the servers' processes (`probe.identity`): others that answer under the endpoints are refused;
+        None: those are right that answer first. admin_timeout_seconds bounds save, load, shrink. rank and num_trainers
+        are for messages only.
         """
         if not endpoints:
             raise ValueError("endpoints is empty: a client needs at least one server")
@@ -95,7 +98,7 @@ class Client:
         self._no_push = threading.Condition(self._lock)
         self._num_pushing = 0
         self._idle: list[list[Connection]] = [[] for _ in endpoints]
-        self._identities: dict[int, str] = {}
+        self._identities = dict(enumerate(identities or ()))
         self._closed = False
 
     # ---- training -----------------------------------------------------------------------------------------------
@@ -205,10 +208,50 @@ class Client:
         for name, t in chosen.items():
             self._load_table(t, saved[name])
 
+    def save_bytes(self) -> tuple[int, ...]:
+        """About how many bytes a save would write on each server, in rank order; rather too many than too few."""
+        sizes = [[keys * t.bytes_per_row for keys in self._num_keys(t)] for t in self._tables.values()]
+        return tuple(int(sum(each)) for each in zip(*sizes, strict=True))
+
+    def save_apart(
+        self, directories: Sequence[Path], collect: Callable[[], Sequence[Mapping[str, Sequence[checkpoint.Part]]]]
+    ) -> dict[str, checkpoint.SavedTable]:
+        """As `save`, where each server writes its parts below its own of the directories, on its own host.
+
+        collect: called when all are written; what `apart.measure` has found at each server, in rank order. The hosts
+        must have room (`save_bytes`): a server whose disk is full ends its process. Raises CheckpointError or
+        ServerError; then nothing that was written counts.
+        """
+        for directory in directories:
+            checkpoint.check_path(directory)
+        num_keys = {name: sum(self._num_keys(t)) for name, t in self._tables.items()}
+        for name, t in self._tables.items():
+            self._ask_everyone(Command.SAVE_ONE_TABLE, t, [[str(d / name).encode(), _SAVE] for d in directories])
+        found = collect()
+        saved = {}
+        for name, t in self._tables.items():
+            parts = [by_table.get(name, ()) for by_table in found]
+            saved[name] = apart.combine(name, t.config, self._seed, t.num_shards, parts)
+            self._check_saved(t, saved[name], num_keys[name])
+        return saved
+
+    def load_apart(self, directories: Sequence[Path], saved: Mapping[str, checkpoint.SavedTable]) -> None:
+        """As `load`, where each server reads below its own of the directories, made by `apart.lay_out` on its host.
+
+        Raises CheckpointError for tables that do not fit before a server is asked, and when keys are missing after.
+        """
+        for name, t in self._tables.items():
+            checkpoint.check_fits(saved[name], name, t.config, self._seed)
+        for directory in directories:
+            checkpoint.check_path(directory)
+        for name, t in self._tables.items():
+            self._ask_everyone(Command.LOAD_ONE_TABLE, t, [[str(d / name).encode(), _SAVE] for d in directories])
+            self._check_loaded(t, saved[name])
+
     def end_day(self) -> None:
         """Day boundary of every table: decay shows and clicks, then delete keys as `lifecycle` says."""
         for t in self._tables.values():
-            self._ask_everyone(Command.SHRINK_TABLE, t, [b"0"])
+            self._ask_everyone(Command.SHRINK_TABLE, t, self._for_all([b"0"]))
 
     def num_keys(self) -> dict[str, tuple[int, ...]]:
         """Keys of each table on each server, in rank order."""
@@ -243,7 +286,7 @@ class Client:
     # ---- inside -------------------------------------------------------------------------------------------------
 
     def _num_keys(self, t: _Table) -> tuple[int, ...]:
-        replies = self._ask_everyone(Command.PRINT_TABLE_STAT, t, [])
+        replies = self._ask_everyone(Command.PRINT_TABLE_STAT, t, self._for_all([]))
         return tuple(int(np.frombuffer(reply.data, "<i8")[0]) for reply in replies)
 
     def _check_space(self, directory: Path, num_keys: dict[str, int]) -> None:
@@ -262,20 +305,27 @@ class Client:
             directory.mkdir(parents=True)
         except OSError as error:
             raise CheckpointError(f"table {t.name!r} cannot be saved: {error}") from error
-        self._ask_everyone(Command.SAVE_ONE_TABLE, t, [str(directory).encode(), mode])
+        self._ask_everyone(Command.SAVE_ONE_TABLE, t, self._for_all([str(directory).encode(), mode]))
         saved = checkpoint.record(directory, t.name, t.config, self._seed, t.num_shards)
+        self._check_saved(t, saved, num_keys)
+        return saved
+
+    @staticmethod
+    def _check_saved(t: _Table, saved: checkpoint.SavedTable, num_keys: int) -> None:
         if saved.num_rows != num_keys:
             raise CheckpointError(
-                f"{directory} holds {saved.num_rows} rows after the save, but the servers held {num_keys} keys of "
-                f"table {t.name!r}: was something pushed meanwhile, or is the disk full?"
+                f"{saved.directory} holds {saved.num_rows} rows after the save, but the servers held {num_keys} keys "
+                f"of table {t.name!r}: was something pushed meanwhile, or is the disk full?"
             )
         if num_keys:
             t.bytes_per_row = 1.1 * saved.num_bytes / num_keys
-        return saved
 
     def _load_table(self, t: _Table, saved: checkpoint.SavedTable) -> None:
         with checkpoint.staged(saved, t.num_shards) as path:
-            self._ask_everyone(Command.LOAD_ONE_TABLE, t, [str(path).encode(), _SAVE])
+            self._ask_everyone(Command.LOAD_ONE_TABLE, t, self._for_all([str(path).encode(), _SAVE]))
+        self._check_loaded(t, saved)
+
+    def _check_loaded(self, t: _Table, saved: checkpoint.SavedTable) -> None:
         num_keys = sum(self._num_keys(t))
         if num_keys != saved.num_rows:
             raise CheckpointError(
@@ -320,10 +370,14 @@ class Client:
             connection.close()
         return replies
 
-    def _ask_everyone(self, command: Command, t: _Table, params: list[bytes]) -> list[Reply]:
+    def _for_all(self, params: list[bytes]) -> list[list[bytes]]:
+        return [params] * len(self._endpoints)
+
+    def _ask_everyone(self, command: Command, t: _Table, params_S: Sequence[list[bytes]]) -> list[Reply]:
         """One answer of each server, in rank order."""
         deadline = time.monotonic() + self._admin_timeout_seconds
-        replies = self._ask(dict.fromkeys(range(len(self._endpoints)), _Request(command, t.number, params)), deadline)
+        assert len(params_S) == len(self._endpoints)
+        replies = self._ask({s: _Request(command, t.number, params) for s, params in enumerate(params_S)}, deadline)
         return list(replies.values())
 
     def _connection(self, server: int) -> Connection:

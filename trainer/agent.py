@@ -34,7 +34,8 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pserver.probe import is_healthy
+from pserver.errors import ServerError
+from pserver.probe import identity, is_healthy
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from trainer.coordinator.security import Security, SecurityError
@@ -52,6 +53,7 @@ from trainer.process import (
     start,
 )
 from trainer.processor import math_environment
+from trainer.staging import Host
 from trainer.telemetry import Telemetry, WebSecurityError, WebServer, metrics_app
 from trainer.telemetry.discovery import TargetFile
 from trainer.telemetry.probes import ServerProbe, gpu_probe
@@ -104,6 +106,9 @@ class Agent:
         self._holder: socket.socket | None = None
         self._child: _Child | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._host: Host | None = None
+        self._host_end: asyncio.Task[None] | None = None
+        self._orders: set[asyncio.Task[None]] = set()
         self._finish: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._heard_at = 0.0
         self._rank = options.rank
@@ -131,6 +136,8 @@ class Agent:
                 return await self._attend(pb_grpc.CoordinatorStub(channel))
         finally:
             await self._end_child(0.0)
+            if self._host_end is not None:
+                await asyncio.wait([self._host_end])
             await server.stop(0)
             if self._target is not None:
                 self._target.remove()
@@ -290,6 +297,10 @@ class Agent:
                 if self._child is not None and self._child.incarnation == command.stop_child.incarnation:
                     self._telemetry.child_stopping()
                     self._child.stop(command.stop_child.grace_seconds)
+            case "host_order":
+                task = asyncio.create_task(self._carry_out(command.host_order))
+                self._orders.add(task)
+                task.add_done_callback(self._orders.discard)
             case "finish":
                 self._log.info("the job is over", exit_code=command.finish.exit_code, cause=command.finish.reason)
                 if not self._finish.done():
@@ -305,6 +316,9 @@ class Agent:
         child = await _Child.start(
             self._options.command, order.incarnation, self._outbox, self._telemetry.observe, variables
         )
+        spec = json.loads(order.spec_json)
+        if self._options.role == "pserver" and spec.get("staging"):
+            self._host = Host(spec)
         self._child = child
         self._telemetry.child_started(order.incarnation)
         child.tell(order.spec_json)
@@ -323,6 +337,9 @@ class Agent:
         finally:
             if probing is not None:
                 probing.cancel()
+            if self._host is not None:
+                self._host_end = asyncio.create_task(self._end_host(self._host))
+                self._host = None
         self._child = None
         self._telemetry.child_exited(code, expected=child.ended_as_asked(code))
         self._log.info(f"the child {describe_exit(code)}", incarnation=order.incarnation)
@@ -339,18 +356,56 @@ class Agent:
     async def _probe(self, child: _Child, order: pb.StartChild) -> None:
         """Tells the coordinator when the server answers for the first time; ends a server that has become deaf."""
         assert self._holder is not None
+        if self._host is not None and not await self._fetch(self._host, child):
+            return
         port, ready, heard_at = port_of(self._holder), False, time.monotonic()
         while True:
             if await asyncio.to_thread(is_healthy, self._options.host, port):
                 heard_at = time.monotonic()
                 if not ready:
-                    self._telemetry.child_ready(ServerProbe.of_child(order.spec_json))
-                    self._outbox.put_nowait(pb.AgentMessage(child_ready=pb.ChildReady(incarnation=order.incarnation)))
-                ready = True
+                    with contextlib.suppress(ServerError):  # not there after all: it is asked again
+                        process = await asyncio.to_thread(identity, self._options.host, port)
+                        self._telemetry.child_ready(ServerProbe.of_child(order.spec_json))
+                        there = pb.ChildReady(incarnation=order.incarnation, identity=process)
+                        self._outbox.put_nowait(pb.AgentMessage(child_ready=there))
+                        ready = True
             elif ready and time.monotonic() - heard_at > order.deaf_seconds and not child.stopping:
                 child.deaf_reason = f"did not answer on its port for {order.deaf_seconds:g} s"
                 child.kill()
             await asyncio.sleep(order.probe_seconds if not ready else max(order.probe_seconds, 1.0))
+
+    # -- checkpoints in an object store
+
+    async def _fetch(self, host: Host, child: _Child) -> bool:
+        """Before the server counts as ready: what it is to load must be on this host."""
+        self._say(child, {"event": "phase", "phase": "loading"})
+        if self._host_end is not None:
+            await asyncio.wait([self._host_end])
+        try:
+            await asyncio.to_thread(host.begin)
+        except (OSError, ValueError, RuntimeError) as error:
+            kind = "job" if isinstance(error, ValueError) else "runtime"
+            self._say(child, {"event": "error", "kind": kind, "message": f"restoring: {error}"})
+            return False
+        self._say(child, {"event": "phase", "phase": ""})
+        return True
+
+    async def _carry_out(self, order: pb.HostOrder) -> None:
+        host, child = self._host, self._child
+        if host is not None and child is not None and child.incarnation == order.incarnation:
+            answer = await asyncio.to_thread(host.obey, json.loads(order.json))
+            message = pb.HostAnswer(incarnation=order.incarnation, json=json.dumps(answer))
+            self._outbox.put_nowait(pb.AgentMessage(host_answer=message))
+
+    async def _end_host(self, host: Host) -> None:
+        """Nothing of a child's checkpoints outlives it on this host."""
+        host.cancel()
+        await asyncio.to_thread(host.clear)
+
+    def _say(self, child: _Child, event: dict[str, Any]) -> None:
+        """As if the child had said it: a server's child says nothing while it serves."""
+        message = pb.ChildEvent(incarnation=child.incarnation, json=json.dumps(event))
+        self._outbox.put_nowait(pb.AgentMessage(child_event=message))
 
     async def _end_child(self, grace_seconds: float) -> None:
         if self._child is not None and self._watcher is not None:
@@ -536,6 +591,8 @@ class _Child:
                     said = None
                 if not isinstance(said, dict):
                     said = {"event": "log", "level": "warning", "message": f"not an event: {line[:200]!r}"}
+                if said.get("event") == "signal":
+                    said["asked"] = self.stopping
                 self._observe(said)
                 self._outbox.put_nowait(
                     pb.AgentMessage(child_event=pb.ChildEvent(incarnation=self.incarnation, json=json.dumps(said)))

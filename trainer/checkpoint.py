@@ -20,15 +20,19 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from pserver.checkpoint import SavedTable
+    from pserver.client import Client
+
 FORMAT = 2
-_MANIFEST, _DENSE, _CURSOR, _LATEST = "MANIFEST.json", "dense.safetensors", "cursor.json", "LATEST"
-_BEST = "BEST"
+MANIFEST, DENSE, CURSOR = "MANIFEST.json", "dense.safetensors", "cursor.json"
+_LATEST, _BEST = "LATEST", "BEST"
 _DIGEST = "manifest_xxh3_128"
 _CHUNK_BYTES = 1 << 22
 
@@ -55,7 +59,7 @@ class Checkpoint:
         """Parameters and optimizer state by name."""
         from safetensors.numpy import load_file
 
-        loaded: dict[str, NDArray[Any]] = load_file(self.path / _DENSE)
+        loaded: dict[str, NDArray[Any]] = load_file(self.path / DENSE)
         return loaded
 
     @property
@@ -65,7 +69,7 @@ class Checkpoint:
 
 
 class Draft:
-    """A checkpoint under construction: fill `sparse`, then `finish`; whoever decides calls `commit`.
+    """A checkpoint under construction: `save` (or fill `sparse`), then `finish`; whoever decides calls `commit`.
 
     Args:
         directory: folder of the job's checkpoints; made if it is not there.
@@ -82,6 +86,15 @@ class Draft:
         self.sparse = self.path / "sparse"
         self.sparse.mkdir(parents=True)
 
+    @property
+    def address(self) -> str:
+        """The folder, as text."""
+        return str(self.path)
+
+    def save(self, client: Client) -> dict[str, SavedTable]:
+        """Have the servers save their tables. Raises CheckpointError or ServerError."""
+        return client.save(self.sparse)
+
     def finish(
         self, *, dense: Mapping[str, NDArray[Any]], cursor: Mapping[str, Any], facts: Mapping[str, Any]
     ) -> dict[str, Any]:
@@ -94,14 +107,14 @@ class Draft:
         """
         from safetensors.numpy import save_file
 
-        save_file({k: np.ascontiguousarray(v) for k, v in dense.items()}, self.path / _DENSE)
-        (self.path / _CURSOR).write_text(json.dumps(cursor), encoding="utf-8")
+        save_file({k: np.ascontiguousarray(v) for k, v in dense.items()}, self.path / DENSE)
+        (self.path / CURSOR).write_text(json.dumps(cursor), encoding="utf-8")
         files = {name: {"bytes": path.stat().st_size, "xxh3_128": _hash(path)} for name, path in _files(self.path)}
         for path in self.path.rglob("*"):
             _to_disk(path)
         manifest = {"format": FORMAT, "step": self.step, **facts, "files": files}
-        text = _manifest_text(manifest)
-        _write(self.path / _MANIFEST, text)
+        text = manifest_text(manifest)
+        _write(self.path / MANIFEST, text)
         return manifest
 
 
@@ -154,7 +167,7 @@ def prune(directory: Path, keep: int) -> list[Path]:
 
 def committed(directory: Path) -> list[Path]:
     """Committed folders, oldest step first."""
-    found = [p for p in directory.glob("step-*") if p.name[5:].isdecimal() and (p / _MANIFEST).is_file()]
+    found = [p for p in directory.glob("step-*") if p.name[5:].isdecimal() and (p / MANIFEST).is_file()]
     return sorted(found, key=lambda p: int(p.name[5:]))
 
 
@@ -171,16 +184,21 @@ def check_complete(path: Path) -> Mapping[str, Any]:
         CheckpointError: anything else. Contents are not read: `read` does.
     """
     manifest = read_manifest(path)
-    files: Mapping[str, Mapping[str, Any]] = manifest["files"]
-    present = dict(_files(path))
-    missing, extra = sorted(set(files) - set(present)), sorted(set(present) - set(files) - {_MANIFEST})
-    if missing or extra:
-        raise CheckpointError(f"{path} is damaged: missing files {missing[:5]}, unexpected files {extra[:5]}")
-    for name, expected in files.items():
-        size = present[name].stat().st_size
-        if size != expected["bytes"]:
-            raise CheckpointError(f"{path / name} is damaged: {size} bytes, the manifest says {expected['bytes']}")
+    compare_files(str(path), manifest, {name: p.stat().st_size for name, p in _files(path) if name != MANIFEST})
     return manifest
+
+
+def compare_files(where: str, manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    """Raise CheckpointError unless the files that are there (bytes by name) are those of the manifest."""
+    files: Mapping[str, Mapping[str, Any]] = manifest["files"]
+    missing, extra = sorted(set(files) - set(sizes)), sorted(set(sizes) - set(files))
+    if missing or extra:
+        raise CheckpointError(f"{where} is damaged: missing files {missing[:5]}, unexpected files {extra[:5]}")
+    for name, expected in files.items():
+        if sizes[name] != expected["bytes"]:
+            raise CheckpointError(
+                f"{where}/{name} is damaged: {sizes[name]} bytes, the manifest says {expected['bytes']}"
+            )
 
 
 def read_manifest(path: Path) -> Mapping[str, Any]:
@@ -190,23 +208,30 @@ def read_manifest(path: Path) -> Mapping[str, Any]:
         CheckpointError: there is none, it was changed, or another version wrote it.
     """
     try:
-        text = (path / _MANIFEST).read_text(encoding="utf-8")
+        text = (path / MANIFEST).read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} is no complete checkpoint: its {MANIFEST} cannot be read ({error})") from error
+    return parse_manifest(text, str(path))
+
+
+def parse_manifest(text: bytes, where: str) -> Mapping[str, Any]:
+    """A manifest from its file's text, without the hash of itself. Raises CheckpointError, which names `where`."""
+    try:
         manifest: dict[str, Any] = json.loads(text)
         version = manifest["format"]
-        if version == FORMAT and _manifest_text({k: v for k, v in manifest.items() if k != _DIGEST}) != text:
-            raise CheckpointError(f"{path / _MANIFEST} is damaged: it differs from its own hash")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path} is no complete checkpoint: its {_MANIFEST} cannot be read ({error})") from error
+        body = {key: value for key, value in manifest.items() if key != _DIGEST}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{where} is no complete checkpoint: its {MANIFEST} cannot be read ({error})") from error
     if version != FORMAT:
-        raise CheckpointError(f"{path} has checkpoint format {version}, this version reads {FORMAT}")
-    return manifest
+        raise CheckpointError(f"{where} has checkpoint format {version}, this version reads {FORMAT}")
+    if manifest_text(body).encode() != text:
+        raise CheckpointError(f"{where}/{MANIFEST} is damaged: it differs from its own hash")
+    return body
 
 
 def read_cursor(path: Path) -> dict[str, Any]:
     """What rows the checkpoint's model has seen."""
-    cursor: dict[str, Any] = json.loads((path / _CURSOR).read_text(encoding="utf-8"))
+    cursor: dict[str, Any] = json.loads((path / CURSOR).read_text(encoding="utf-8"))
     return cursor
 
 
@@ -223,8 +248,8 @@ def read(path: Path, *, verify: bool = True) -> Checkpoint:
     return Checkpoint(path, manifest, read_cursor(path))
 
 
-def _manifest_text(body: Mapping[str, Any]) -> str:
-    """The file's exact text: the body and a hash of it."""
+def manifest_text(body: Mapping[str, Any]) -> str:
+    """The exact text of a manifest's file: the body and a hash of it."""
     digest = xxhash.xxh3_128(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps({**body, _DIGEST: digest}, indent=1) + "\n"
 

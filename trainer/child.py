@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from contextlib import ExitStack
-from typing import Any
 
 from data_pipeline.errors import DataError
 from pserver.errors import RequirementError, ServerError
@@ -58,14 +57,7 @@ def _failed(link: AgentLink, kind: str, message: str, code: int) -> int:
 def main() -> None:
     """Read the spec, run, exit with the code. Never returns."""
     signals = Signals()
-
-    def on_command(message: dict[str, Any]) -> None:
-        if message.get("command") == "checkpoint" or message.get("checkpoint"):
-            signals.checkpoint = True
-        if message.get("command") == "stop":
-            signals.stop = True
-
-    link = AgentLink(on_command)
+    link = AgentLink(signals.obey)
     line = sys.stdin.readline()
     if not line:
         sys.exit(EXIT_RETRY)

@@ -30,6 +30,7 @@ from trainer.telemetry.config import MetricsConfig
 from trainer.warm_start import WarmStartConfig
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+_STORES = ("s3", "gs", "hdfs")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,13 @@ class CheckpointConfig(_Section):
     """When the state of a run is saved, and where."""
 
     directory: str | None = None
-    """Folder for `step-<n>` checkpoints and `LATEST`. None: `checkpoints` inside `run_dir`."""
+    """Where `step-<n>` checkpoints are kept: a folder that all hosts see, or `s3://bucket/prefix` (also `gs://`,
+    `hdfs://`), which needs no shared folder. Credentials, region and endpoint of a store come from the environment of
+    every role, never from this file. None: `checkpoints` inside `run_dir`."""
+
+    staging: str | None = None
+    """With an object store: folder on each server's host where its part of a checkpoint lies until it is uploaded or
+    loaded. It needs room for one checkpoint's share. None: inside `run_dir`."""
 
     every_steps: int | None = Field(default=None, ge=1)
     """Steps between checkpoints during training. None: steps do not count."""
@@ -173,9 +180,9 @@ class JobConfig(_Section):
             raise ConfigError(source, list(_explain(cls, raw, error))) from None
 
     @property
-    def checkpoint_directory(self) -> Path:
+    def checkpoint_location(self) -> str:
         """Where checkpoints are: `checkpoint.directory`, by default `checkpoints` in the run folder."""
-        return Path(self.checkpoint.directory or Path(self.run_dir, "checkpoints"))
+        return self.checkpoint.directory or str(Path(self.run_dir, "checkpoints"))
 
     def to_yaml(self) -> str:
         """The job as a YAML file with every key spelled out."""
@@ -220,6 +227,7 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
             table.num_shards(job.cluster.servers)
         except ValueError as error:
             yield Problem(f"tables.{name}.shards", f"{error} (cluster.servers = {job.cluster.servers})")
+    yield from _check_store(job.checkpoint)
     ports = job.cluster.server_ports
     if ports is not None:
         if len(ports) != job.cluster.servers:
@@ -236,6 +244,39 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
                 f"port {twice[0]} is given twice. Every server, and the coordinator (cluster.coordinator_port), needs "
                 "its own.",
             )
+
+
+def _check_store(config: CheckpointConfig) -> Iterator[Problem]:
+    """An address of an object store that can be used, and says nothing secret."""
+    directory = config.directory or ""
+    if "://" not in directory:
+        if config.staging is not None:
+            yield Problem(
+                "checkpoint.staging", "is for checkpoints in an object store; checkpoint.directory is a folder"
+            )
+        return
+    scheme, _, rest = directory.partition("://")
+    host = rest.partition("/")[0]
+    if scheme not in _STORES:
+        yield Problem(
+            "checkpoint.directory",
+            f"there is no store {scheme}://{_did_you_mean(scheme, _STORES)} Known: {', '.join(_STORES)}; a folder is "
+            "written as a plain path.",
+        )
+    elif not host and scheme != "hdfs":
+        yield Problem("checkpoint.directory", f"names no bucket: write {scheme}://bucket/prefix")
+    if "@" in host and (":" in host.partition("@")[0] or scheme != "hdfs"):
+        yield Problem(
+            "checkpoint.directory",
+            "holds a key or password before @: a job file is no place for secrets. Set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a role, in the environment of every process.",
+        )
+    if "?" in rest or "#" in rest:
+        yield Problem(
+            "checkpoint.directory",
+            "holds options after ? or #: set AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and the like in the environment of "
+            "every process instead.",
+        )
 
 
 # -------------------------------------------------------------------------------------------- reading and overriding
@@ -363,7 +404,7 @@ def _absolute_paths(raw: dict[str, Any]) -> dict[str, Any]:
     for section, keys in {
         "data": ("train", "eval", "fitted", "quarantine_directory"),
         "warm_start": ("source",),
-        "checkpoint": ("directory",),
+        "checkpoint": ("directory", "staging"),
         "metrics": ("targets",),
     }.items():
         block = out.get(section)

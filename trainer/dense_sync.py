@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+_POLL_SECONDS = 0.02  # besides the 0.045 s that asking the store takes
 
 
 class PeerLostError(RuntimeError):
@@ -35,6 +38,7 @@ class DenseSync:
     ) -> None:
         self.rank, self.num_trainers = rank, num_trainers
         self._group: Any = None
+        self._num_rendezvous = 0
         self._lock = threading.Lock()
         if num_trainers == 1:
             return
@@ -85,5 +89,26 @@ class DenseSync:
         return [int(v) for v in self.sum(slots_T)]
 
     def barrier(self) -> None:
-        """Return when every trainer has called this."""
+        """Return when every trainer has called this, all within 30 s: see `rendezvous`."""
         self.gather(0)
+
+    def rendezvous(self) -> None:
+        """Return when every trainer has called this, however long that takes.
+
+        Gloo gives a sum up after 30 s, which Paddle lets nobody change. So whoever may have to wait longer, for a load,
+        a save or an evaluation, waits here first, through the store. It takes 0.1 s: nothing for every step. A lost
+        peer ends it when the coordinator ends this process.
+
+        Raises:
+            PeerLostError: trainer 0, which holds the store, is gone.
+        """
+        if self._group is None:
+            return
+        self._num_rendezvous += 1
+        key, mine = f"rendezvous-{self._num_rendezvous}", 1
+        try:
+            while self._store.add(key, mine) < self.num_trainers:
+                mine = 0
+                time.sleep(_POLL_SECONDS)
+        except Exception as error:
+            raise PeerLostError(f"trainer 0 does not answer: {error}") from error

@@ -167,4 +167,5 @@ def evaluate(
             exchange.skip()
             if on_rows is not None:
                 on_rows(batch.num_rows)
+    sync.rendezvous()  # some may have had more rows
     return scores.merged(sync)

@@ -24,6 +24,7 @@ from data_pipeline.loader import Loader
 from pserver.client import Client
 from pserver.config import Tables
 from trainer import checkpoint, native, warm_start
+from trainer.checkpoints import is_remote, open_address
 from trainer.config import JobConfig
 from trainer.curve import LossCurve
 from trainer.dense_sync import DenseSync
@@ -32,9 +33,11 @@ from trainer.exchange import Exchange, Traffic
 from trainer.ledger import SpanLog
 from trainer.link import AgentLink
 from trainer.loop import Progress, Signals, TrainLoop
+from trainer.object_store import ObjectStore, RemoteCheckpoint
 from trainer.program import DenseProgram, ListFeature, TableLayout
 from trainer.sampling import logit_shift, sample_negatives
 from trainer.schedule import rate_factor
+from trainer.staging import RemoteDraft, StagingPlan, load_remote
 from trainer.stopping import BestSoFar, due, due_after_epoch
 from trainer.telemetry import DurationHistogram
 
@@ -59,10 +62,12 @@ class Spec:
     rank: int
     num_trainers: int
     servers: list[str]
+    server_identities: list[str] | None
     store: str
     interface: str | None
     incarnation: int
     restore: str | None
+    staging: StagingPlan | None = None
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Spec:
@@ -73,10 +78,12 @@ class Spec:
             rank=raw["rank"],
             num_trainers=raw["num_trainers"],
             servers=raw["servers"],
+            server_identities=raw.get("server_identities"),
             store=raw["store"],
             interface=raw.get("interface"),
             incarnation=raw.get("incarnation", 1),
             restore=raw.get("restore"),
+            staging=StagingPlan.from_json(raw["staging"]) if raw.get("staging") else None,
         )
 
 
@@ -126,6 +133,7 @@ class Incarnation:
                 used,
                 spec.servers,
                 seed=job.seed,
+                identities=spec.server_identities,
                 rank=spec.rank,
                 num_trainers=spec.num_trainers,
                 pull_timeout_seconds=job.control.pull_timeout_seconds,
@@ -163,10 +171,10 @@ class Incarnation:
         self._curve = LossCurve()
         self._warm_start: dict[str, Any] | None = None
         if spec.restore is not None:
-            self._restore(Path(spec.restore))
+            self._restore(spec.restore)
         elif spec.mode == "train" and job.warm_start is not None:
             self._begin_warm()
-        self._sync.barrier()
+        self._sync.rendezvous()  # trainer 0 may have loaded for long
         self._check_identical()
         self._started = self._reported = time.monotonic()
         self._rows_before = self._loop.progress.rows
@@ -191,22 +199,19 @@ class Incarnation:
         self._sync.barrier()
         return result
 
-    def _restore(self, path: Path) -> None:
-        first = self._spec.rank == 0
-        saved = checkpoint.read(path, verify=first)  # one trainer reads all files through; all read the dense part
-        if first:
-            self._client.load(saved.sparse)
+    def _restore(self, address: str) -> None:
+        kept, _ = open_address(address)
+        saved = self._load_tables(address)
         try:
             self._program.load_state(saved.dense())
         except ValueError as error:
-            raise checkpoint.CheckpointError(f"{path}: {error}") from error
+            raise checkpoint.CheckpointError(f"{address}: {error}") from error
         self._warm_start = saved.manifest.get("warm_start")
         seen = saved.manifest.get("evaluation")
         if seen is not None:
             self._best.load_state(seen["best"])
             self._evaluations = list(seen["all"])
-            kept = checkpoint.best(path.parent)
-            self._best_checkpoint = None if kept is None else str(kept)
+            self._best_checkpoint = kept.best()
         cursor, progress = saved.cursor, self._loop.progress
         progress.step, progress.rows = cursor["step"], cursor["rows"]
         progress.epoch = cursor["position"]["epoch"]
@@ -216,9 +221,10 @@ class Incarnation:
         job = self._spec.job
         start = warm_start.plan(job)
         if self._spec.rank == 0 and start.tables:
-            job.checkpoint_directory.mkdir(parents=True, exist_ok=True)
-            # the servers read it, so it lies where they see checkpoints
-            with tempfile.TemporaryDirectory(prefix=".warm-start-", dir=job.checkpoint_directory) as folder:
+            # the servers read it, so it lies where they see checkpoints, or else the run
+            seen = Path(job.run_dir if is_remote(job.checkpoint_location) else job.checkpoint_location)
+            seen.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".warm-start-", dir=seen) as folder:
                 keys = warm_start.write_tables(start, Path(folder), job, len(self._spec.servers))
                 self._client.load(Path(folder), tables=keys)
             self._warm_start = start.record(keys)
@@ -226,6 +232,31 @@ class Incarnation:
             self._warm_start = start.record({})
         if start.dense:
             self._program.load_parameters(start.source.parameters())
+
+    def _load_tables(self, address: str) -> checkpoint.Checkpoint | RemoteCheckpoint:
+        """Trainer 0 has the servers load; all get the dense part."""
+        first = self._spec.rank == 0
+        if not is_remote(address):
+            local = checkpoint.read(Path(address), verify=first)  # one trainer reads all files through
+            if first:
+                self._client.load(local.sparse)
+            return local
+        remote = ObjectStore(address.rpartition("/")[0]).read(address)
+        if first:
+            assert self._spec.staging is not None
+            load_remote(self._client, remote, self._spec.staging, self._ask_hosts)
+        return remote
+
+    def _ask_hosts(self, order: dict[str, Any]) -> list[dict[str, Any]]:
+        answers: list[dict[str, Any]] = self._ask("hosts", order=order)["answers"]
+        return answers
+
+    def _draft(self, name: str, step: int) -> checkpoint.Draft | RemoteDraft:
+        location = self._spec.job.checkpoint_location
+        if not is_remote(location):
+            return checkpoint.Draft(Path(location), name, step)
+        assert self._spec.staging is not None
+        return RemoteDraft(location, self._spec.staging, name, step, self._ask_hosts)
 
     def _check_identical(self) -> str:
         """Hash of the dense parameters; raises when trainers differ, which the design rules out."""
@@ -376,7 +407,8 @@ class Incarnation:
         if self._saved_step == self._loop.progress.step:
             self._best_checkpoint = self._saved.get("checkpoint")
             if self._best_checkpoint is not None:  # on trainer 0
-                checkpoint.mark_best(Path(self._best_checkpoint))
+                kept, address = open_address(self._best_checkpoint)
+                kept.mark_best(address)
 
     def _leased(self, epoch: int, by_index: dict[int, Slice]) -> Iterator[Slice]:
         """Slices as the coordinator gives them; it is asked when the loader needs more."""
@@ -468,6 +500,7 @@ class Incarnation:
         outcome = 0
         if self._spec.rank == 0:
             outcome = self._save_and_commit(progress, reply["draft"], reply["cursor"], started)
+        self._sync.rendezvous()  # trainer 0 may have saved for long
         outcome = max(self._sync.gather(outcome))
         if outcome == _STOP:
             raise SaveError("a checkpoint failed, and the coordinator ended the job: see trainer 0's log")
@@ -480,8 +513,8 @@ class Incarnation:
         job = self._spec.job
         keys: dict[str, int] = {}
         try:
-            draft = checkpoint.Draft(job.checkpoint_directory, name, progress.step)
-            tables = self._client.save(draft.sparse)
+            draft = self._draft(name, progress.step)
+            tables = draft.save(self._client)
             keys = {table: saved.num_rows for table, saved in tables.items()}
             draft.finish(
                 dense=self._program.state(),
@@ -498,7 +531,7 @@ class Incarnation:
         except (OSError, ValueError, RuntimeError) as error:
             fields: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"}
         else:
-            fields = {"draft": str(draft.path), "seconds": time.monotonic() - started}
+            fields = {"draft": draft.address, "seconds": time.monotonic() - started}
         reply = self._ask("commit", step=progress.step, **fields)
         if reply["committed"]:
             self._saved = {

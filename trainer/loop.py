@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,10 +89,25 @@ class Progress:
 
 @dataclass
 class Signals:
-    """Set from other threads, read once a step. Each trainer's wish counts for all."""
+    """Set from other threads, read once a step. Each trainer's wish counts for all.
+
+    Attributes:
+        stop: leave after the next step.
+        save_before_stop: with a checkpoint of that step; set it before `stop`.
+        checkpoint: at the next step.
+    """
 
     stop: bool = False
+    save_before_stop: bool = False
     checkpoint: bool = False
+
+    def obey(self, command: Mapping[str, Any]) -> None:
+        """Takes a command of the coordinator. The loop may look at any moment, and never sees half of it."""
+        if command.get("command") == "checkpoint":
+            self.checkpoint = True
+        elif command.get("command") == "stop":
+            self.save_before_stop = bool(command.get("checkpoint"))
+            self.stop = True
 
 
 @dataclass(frozen=True)
@@ -205,9 +221,11 @@ class TrainLoop:
                 self.running.update(gradients.logit_BY[:, 0], batch.labels_BL[:, 0])
             else:
                 tail[Slot.BAD] = 1.0
-        tail[Slot.STOP], tail[Slot.CHECKPOINT] = self._signals.stop, self._signals.checkpoint
+        wishes = self._signals
+        tail[Slot.STOP] = wishes.stop
+        tail[Slot.CHECKPOINT] = wishes.checkpoint or (tail[Slot.STOP] > 0 and wishes.save_before_stop)
         if tail[Slot.CHECKPOINT]:
-            self._signals.checkpoint = False
+            wishes.checkpoint = False
         self._sync.sum(buffer_N)
         phases.end("allreduce")
         agreed = {slot: float(tail[slot]) for slot in Slot}

@@ -1,21 +1,30 @@
 """``paddlewheel checkpoint``: what was saved, whether it is whole, and how it differs; or a new one now."""
 
 import asyncio
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from deploy.cli.arguments import Json, answer
 
+if TYPE_CHECKING:
+    from trainer.checkpoints import Checkpoints
+
 EXIT_FIX_JOB = 64
 
 app = App(name="checkpoint", help="Look at checkpoints, rewrite them, or ask a running job for one.")
 
-Directory = Annotated[
-    Path, Parameter(help="Folder of checkpoints (`checkpoint.directory` of the job), or one step-<n> folder.")
+Location = Annotated[
+    str,
+    Parameter(
+        help="Where checkpoints are (`checkpoint.directory` of the job: a folder, s3://...), or one step-<n> in it."
+    ),
 ]
+Address = Annotated[str, Parameter(help="A checkpoint: its step-<n> folder, or s3://.../step-<n>.")]
 Folder = Annotated[Path, Parameter(help="A checkpoint (its step-<n> folder).")]
 
 
@@ -24,25 +33,27 @@ class CheckpointFailedError(RuntimeError):
 
 
 @app.command
-def ls(directory: Directory, *, json: Json = False) -> None:
-    """List the committed checkpoints of a folder, oldest first."""
-    rows = [_facts(path) for path in _committed(directory)]
+def ls(location: Location, *, json: Json = False) -> None:
+    """List the committed checkpoints of a folder or object store, oldest first."""
+    kept, addresses = _committed(location)
+    rows = [_facts(kept, address) for address in addresses]
     answer(rows, json=json, text=lambda: "\n".join(map(_line, rows)))
 
 
 @app.command
-def verify(directory: Directory, *, json: Json = False) -> int:
-    """Read every byte of the checkpoints of a folder and compare it with its manifest.
+def verify(location: Location, *, json: Json = False) -> int:
+    """Read every byte of the checkpoints of a folder or object store and compare it with its manifest.
 
     Any changed byte, missing file or file too many is found; exit code 64 then.
     """
     from trainer import checkpoint
 
     rows = []
-    for path in _committed(directory):
-        row = _facts(path)
+    kept, addresses = _committed(location)
+    for address in addresses:
+        row = _facts(kept, address)
         try:
-            checkpoint.read(path)
+            kept.verify(address)
         except checkpoint.CheckpointError as error:
             row["damage"] = str(error)
         rows.append(row)
@@ -67,34 +78,36 @@ def now(
 
 
 @app.command
-def diff(first: Folder, second: Folder, *, json: Json = False) -> int:
+def diff(first: Address, second: Address, *, json: Json = False) -> int:
     """Compare two checkpoints: job, rows seen, dense parameters, and every key of every table.
 
     Exit code 0 when they hold the same model, 1 when they differ.
     """
     from deploy import comparison
+    from trainer.checkpoints import open_address
 
-    found = comparison.compare(first, second)
+    (kept, one), (also_kept, other) = open_address(first), open_address(second)
+    with kept.local_copy(one) as before, also_kept.local_copy(other) as after:
+        found = comparison.compare(before, after)
     answer(found.to_json(), json=json, text=lambda: "\n".join(found.lines()))
     return 0 if found.same_model else 1
 
 
 @app.command
 def prune(
-    directory: Annotated[Path, Parameter(help="Folder of checkpoints.")],
+    location: Annotated[str, Parameter(help="Folder of checkpoints, or s3://....")],
     *,
     keep: Annotated[int, Parameter(help="How many of the newest to keep; the best one stays in any case.")] = 1,
     json: Json = False,
 ) -> None:
-    """Remove all but the newest checkpoints of a folder. Not while a job writes to it."""
+    """Remove all but the newest checkpoints of a folder or object store. Not while a job writes to it."""
     from trainer import checkpoint
-    from trainer.coordinator.resume import sole_use
 
     if keep < 1:
         raise checkpoint.CheckpointError("--keep must be at least 1: remove the folder itself to remove everything")
-    _committed(directory)
-    with sole_use(directory):
-        removed = [str(path) for path in checkpoint.prune(directory, keep)]
+    kept, _ = _committed(location)
+    with kept.sole_use():
+        removed = kept.prune(keep)
     answer(removed, json=json, text=lambda: "\n".join(f"removed {path}" for path in removed) or "nothing to remove")
 
 
@@ -108,40 +121,63 @@ def reshard(
 ) -> None:
     """Copy a checkpoint with another number of shards. (Servers do this by themselves when they restore one.)"""
     from deploy import comparison
+    from trainer.checkpoints import open_address
 
-    path = comparison.reshard(source, target, shards)
-    answer(_facts(path), json=json, text=lambda: _line(_facts(path)))
+    row = _facts(*open_address(str(comparison.reshard(source, target, shards))))
+    answer(row, json=json, text=lambda: _line(row))
 
 
-def _committed(directory: Path) -> list[Path]:
+@app.command
+def fetch(
+    address: Address,
+    target: Annotated[Path, Parameter(help="The copy's folder: step-<n> of the same step, not there yet.")],
+) -> None:
+    """Copy a checkpoint out of an object store into a folder, verified: what needs a folder can use it then."""
     from trainer import checkpoint
+    from trainer.checkpoints import open_address
 
-    if (directory / "MANIFEST.json").is_file():
-        return [directory]
-    found = checkpoint.committed(directory)
+    name = address.rstrip("/").rpartition("/")[2]
+    if target.exists() or target.name != name:
+        raise checkpoint.CheckpointError(f"{target} cannot be the copy: it must not exist, and be named {name}")
+    kept, full = open_address(address)
+    with kept.local_copy(full) as copy:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(copy, target)
+    answer({"path": str(target)}, json=False, text=lambda: str(target))
+
+
+def _committed(location: str) -> "tuple[Checkpoints, list[str]]":
+    from trainer import checkpoint
+    from trainer.checkpoints import open_address, open_checkpoints
+
+    kept, address = open_address(location)
+    if re.fullmatch(r"step-\d+(\.damaged)?", address.rpartition("/")[2]):
+        return kept, [address]
+    kept = open_checkpoints(address)
+    found = kept.committed()
     if not found:
         raise checkpoint.CheckpointError(
-            f"{directory} holds no committed checkpoint (a step-<n> folder with MANIFEST.json)"
+            f"{location} holds no committed checkpoint (a step-<n> folder with MANIFEST.json)"
         )
-    return found
+    return kept, found
 
 
-def _facts(path: Path) -> dict[str, Any]:
+def _facts(kept: "Checkpoints", address: str) -> dict[str, Any]:
     from trainer import checkpoint
 
     try:
-        manifest, cursor = checkpoint.read_manifest(path), checkpoint.read_cursor(path)
+        manifest, cursor = kept.manifest(address), kept.cursor(address)
     except (checkpoint.CheckpointError, OSError, ValueError) as error:
-        return {"path": str(path), "damage": str(error)}
+        return {"path": address, "damage": str(error)}
     return {
-        "path": str(path),
+        "path": address,
         "step": manifest["step"],
         "job": manifest.get("job"),
         "epoch": cursor.get("position", {}).get("epoch"),
         "rows": cursor.get("rows"),
         "keys": {name: table["keys"] for name, table in manifest.get("tables", {}).items()},
         "bytes": sum(file["bytes"] for file in manifest["files"].values()),
-        "time": (path / "MANIFEST.json").stat().st_mtime,
+        "time": kept.saved_at(address),
     }
 
 

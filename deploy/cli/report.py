@@ -1,7 +1,6 @@
 """``paddlewheel report``: the proof that every row was trained once, and what losses have cost."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -15,7 +14,11 @@ EXIT_FIX_JOB = 64
 
 
 def report(
-    run_dir: Annotated[Path, Parameter(help="The run folder of a job (`run_dir`).")], *, json: Json = False
+    run_dir: Annotated[
+        str, Parameter(help="The run folder of a job (`run_dir`), or where its checkpoints are: s3://....")
+    ],
+    *,
+    json: Json = False,
 ) -> int:
     """Prove from a run's journal how often each row was trained in the final model, and tell what losses have cost.
 

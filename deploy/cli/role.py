@@ -62,7 +62,9 @@ def coordinator(
     *,
     listen: Annotated[str, Parameter(help="HOST:PORT to listen on.")] = "127.0.0.1:7070",
     mode: Literal["train", "evaluate"] = "train",
-    restore: Annotated[Path | None, Parameter(help="Checkpoint (its step-<n> folder) to begin with.")] = None,
+    restore: Annotated[
+        str | None, Parameter(help="Checkpoint (its step-<n> folder, or s3://...) to begin with.")
+    ] = None,
     metrics: Metrics = None,
     targets: Targets = None,
     overrides: Overrides = (),

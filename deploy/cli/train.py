@@ -61,20 +61,21 @@ def evaluate(
     job: JobFile,
     *,
     checkpoint: Annotated[
-        Path | None, Parameter(help="A checkpoint (its step-<n> folder); by default the job's newest one.")
+        str | None, Parameter(help="A checkpoint (its step-<n> folder, or s3://...); by default the job's newest one.")
     ] = None,
     overrides: Overrides = (),
     json: Json = False,
 ) -> int:
     """Evaluate a checkpoint of a job on `data.eval`: AUC, logloss and calibration over all trainers."""
-    from trainer import checkpoint as checkpoints
+    from trainer.checkpoint import CheckpointError
+    from trainer.checkpoints import open_checkpoints
     from trainer.config import JobConfig
 
     config = JobConfig.load(job, overrides)
-    found = checkpoint or checkpoints.latest(config.checkpoint_directory)
+    found = checkpoint or next(reversed(open_checkpoints(config.checkpoint_location).committed()), None)
     if found is None:
-        raise checkpoints.CheckpointError(
-            f"{config.checkpoint_directory} holds no committed checkpoint: run `paddlewheel train {job}` first, or "
+        raise CheckpointError(
+            f"{config.checkpoint_location} holds no committed checkpoint: run `paddlewheel train {job}` first, or "
             "name one with --checkpoint"
         )
     return _run(config, "evaluate", found, "auto", json=json)
@@ -83,7 +84,7 @@ def evaluate(
 def _run(
     job: "JobConfig",
     mode: Literal["train", "evaluate"],
-    restore: Path | None,
+    restore: str | None,
     resume: Literal["auto", "always", "never"],
     *,
     hosts: "HostsConfig | None" = None,

@@ -17,7 +17,7 @@ import grpc
 import psutil
 import yaml
 
-from trainer import checkpoint
+from trainer.checkpoints import open_checkpoints
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from trainer.coordinator import history
@@ -207,7 +207,7 @@ class ChaosJob:
 
 
 def check_run(
-    job: ChaosJob, outcome: dict[str, Any], undisturbed_auc: float | None, directory: Path | None = None
+    job: ChaosJob, outcome: dict[str, Any], undisturbed_auc: float | None, directory: Path | str | None = None
 ) -> history.Report:
     """The promises that hold after any disturbance."""
     report = check_folder(job.run_dir, directory or job.run_dir / "checkpoints", job.raw["train"]["epochs"])
@@ -218,15 +218,15 @@ def check_run(
     return report
 
 
-def check_folder(run_dir: Path, directory: Path, epochs: int) -> history.Report:
+def check_folder(run_dir: Path, directory: Path | str, epochs: int) -> history.Report:
     """The journal proves that each row was trained once; the newest checkpoint is whole and the last of the line."""
     report = history.report(run_dir)
     assert report.exact, report
     assert [proof.num_rows for proof in report.epochs] == [round(NUM_ROWS * _TRAIN_SHARE)] * epochs
     assert all(proof.is_exact for proof in report.epochs), report
-    newest = checkpoint.latest(directory)
-    assert newest is not None
-    saved = checkpoint.read(newest)
-    assert saved.manifest["step"] == report.steps[-1]
-    assert not [path for path in newest.parent.iterdir() if path.name.startswith(".step")]
+    kept = open_checkpoints(str(directory))
+    newest = kept.committed()[-1]
+    kept.verify(newest)
+    assert kept.manifest(newest)["step"] == report.steps[-1]
+    assert not list(Path(directory).glob(".step*"))
     return report

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.driver import ChaosJob, check_run
+from tests.chaos.driver import AUC_TOLERANCE, ChaosJob, check_run
 from trainer import checkpoint
 from trainer.coordinator import history
 
@@ -178,7 +178,8 @@ def test_sigterm_saves_and_the_next_run_goes_on(start_job: StartJob, undisturbed
     assert before.steps[-1] >= 20
     second = start_job(32, cluster={"servers": 3, "trainers": 1})
     outcome = second.finish()
-    report = check_run(second, outcome, undisturbed_auc)
+    report = check_run(second, outcome, None)
+    assert outcome["result"]["eval"]["auc"] > undisturbed_auc - AUC_TOLERANCE  # better: one trainer makes more steps
     assert report.incarnations[1].restored == before.steps[-1]
     assert report.incarnations[0].rows_replayed == 0
     note("sigterm_to_the_launcher", 31, second, report, outcome)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+
+import pytest
 
 from tests.ports import free_port
 
@@ -60,3 +63,37 @@ def test_a_dead_peer_ends_the_sum_on_all_others() -> None:
     found = _run(3, dies=1)
     assert len(found) == 2
     assert all(f["lost"] is not None for f in found)
+
+
+_LATE = """
+import sys, time
+import numpy as np
+from trainer.dense_sync import DenseSync
+
+import paddle
+
+rank, port = (int(a) for a in sys.argv[1:])
+paddle.enable_static()
+sync = DenseSync(rank, 2, f"127.0.0.1:{port}", interface="lo")
+for late in (1, 0):
+    if rank == late:
+        time.sleep(34)
+    sync.rendezvous()
+    print(sync.gather(rank + 1), flush=True)
+import os
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_who_is_later_than_gloo_waits_is_waited_for() -> None:
+    """As trainer 0 is while it saves or loads large tables. Either may be the late one."""
+    port = free_port()
+    started = time.monotonic()
+    processes = [
+        subprocess.Popen([sys.executable, "-c", _LATE, str(rank), str(port)], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    assert [p.communicate(timeout=140)[0].splitlines()[-2:] for p in processes] == [["[1, 2]", "[1, 2]"]] * 2
+    assert time.monotonic() - started > 2 * 34

@@ -159,7 +159,7 @@ def test_processes_do_what_the_formulas_say(tmp_path: Path, rule: str, trainers:
                 np.testing.assert_allclose(pulled.values_UW, expected_UW, rtol=2e-4, atol=2e-5, err_msg=name)
                 np.testing.assert_allclose(pulled.shows_U, [table.rows[int(k)]["show"] for k in keys_U])
                 np.testing.assert_allclose(pulled.clicks_U, [table.rows[int(k)]["click"] for k in keys_U])
-    saved = checkpoint.read(checkpoint.latest(job.checkpoint_directory)).dense()
+    saved = checkpoint.read(checkpoint.latest(Path(job.checkpoint_location))).dense()
     for name, expected in reference.dense.items():
         np.testing.assert_allclose(saved[name], expected, rtol=2e-4, atol=2e-5, err_msg=name)
     if trainers == 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,14 @@ def test_minimal_job_has_defaults_for_the_rest(write) -> None:
     assert (job.cluster.servers, job.cluster.trainers, job.train.epochs) == (1, 1, 1)
     assert job.tables["item"].optimizer.rule == "adam"
     assert job.run_dir == str(Path.cwd() / "runs" / "small")
-    assert job.checkpoint_directory == Path.cwd() / "runs" / "small" / "checkpoints"
+    assert job.checkpoint_location == str(Path.cwd() / "runs" / "small" / "checkpoints")
 
 
 def test_paths_are_taken_from_the_working_directory_and_addresses_stay(write, tmp_path: Path) -> None:
     job = JobConfig.load(write(), ["data.eval=[a/b, 's3://bucket/key', /abs]", "checkpoint.directory=../c"])
     assert job.data.train == (str(tmp_path / "data/train"),)
     assert job.data.eval == (str(tmp_path / "a/b"), "s3://bucket/key", "/abs")
-    assert job.checkpoint_directory == tmp_path.parent / "c"
+    assert job.checkpoint_location == str(tmp_path.parent / "c")
 
 
 def test_the_children_get_the_same_job(write) -> None:
@@ -231,3 +232,31 @@ def test_every_section_refuses_unknown_keys_and_changes() -> None:
     for model in _models(JobConfig, set()):
         assert model.model_config.get("extra") == "forbid", model
         assert model.model_config.get("frozen") is True, model
+
+
+def test_checkpoints_in_a_store(write, tmp_path: Path) -> None:
+    job = JobConfig.load(write(), ["checkpoint.directory=s3://b/p", "checkpoint.staging=tmp"])
+    assert job.checkpoint_location == "s3://b/p"
+    assert job.checkpoint.staging == str(tmp_path / "tmp")
+    assert JobConfig.load(write(), ["checkpoint.directory=hdfs://me@host:9000/p"]).checkpoint_location
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("s4://b/p", r"no store s4://; did you mean s3\? Known: s3, gs, hdfs"),
+        ("file:///x", "a folder is written as a plain path"),
+        ("s3:///p", "names no bucket: write s3://bucket/prefix"),
+        ("s3://AKIA:hush@b/p", "no place for secrets. Set AWS_ACCESS_KEY_ID"),
+        ("hdfs://me:hush@h/p", "no place for secrets"),
+        ("s3://b/p?endpoint_override=h", "set AWS_ENDPOINT_URL"),
+    ],
+)
+def test_addresses_of_stores_that_cannot_be_used(write, value: str, words: str) -> None:
+    said = refusal(write(), f"checkpoint.directory={value}")
+    assert re.search(words, said), said
+    assert said.count("hush") <= 0
+
+
+def test_staging_without_a_store(write) -> None:
+    assert "checkpoint.staging: is for checkpoints in an object store" in refusal(write(), "checkpoint.staging=/tmp/x")

@@ -6,11 +6,13 @@ coordinator's own counting: the proof adds up the spans of the cursors from the 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoints import is_remote, open_checkpoints
 from trainer.coordinator.lineage import EpochProof, prove
 from trainer.coordinator.resume import read_journal
 
@@ -79,13 +81,19 @@ class Report:
         return plain
 
 
-def report(run_dir: Path) -> Report:
-    """The report of a run folder.
+def report(run_dir: Path | str) -> Report:
+    """The report of a run folder, or of a job whose checkpoints are in an object store (as of the last one).
 
     Raises:
         NoHistoryError: there is no journal, or nothing in it.
     """
-    records = read_journal(run_dir / "journal.jsonl")
+    if is_remote(str(run_dir)):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "journal.jsonl")
+            open_checkpoints(str(run_dir)).fetch_journal(path)
+            records = read_journal(path)
+    else:
+        records = read_journal(Path(run_dir, "journal.jsonl"))
     if not records:
         raise NoHistoryError(f"{run_dir} holds no journal.jsonl: is it the run_dir of a job that was trained?")
     return tell(records)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainer.checkpoints import is_remote
 from trainer.coordinator.config import ControlConfig
 
 
@@ -37,6 +38,8 @@ class JobPlan(BaseModel):
     """'host:port' of the coordinator's status page and metrics; None: there are none."""
     targets: str | None = None
     """Folder for the file that tells Prometheus of the coordinator."""
+    owner: str = ""
+    """Name of this coordinator in an object store; it chooses one."""
 
     @property
     def num_epochs(self) -> int:
@@ -50,24 +53,41 @@ class JobPlan(BaseModel):
         return block
 
     @property
-    def checkpoint_directory(self) -> Path:
-        """Where checkpoints are committed."""
-        return Path(self.checkpoint.get("directory") or Path(self.run_dir, "checkpoints"))
+    def checkpoint_location(self) -> str:
+        """Where checkpoints are committed: a folder, or an address in an object store."""
+        return str(self.checkpoint.get("directory") or Path(self.run_dir, "checkpoints"))
 
     @property
     def journal(self) -> Path:
         """Where the coordinator writes what it decides."""
         return Path(self.run_dir, "journal.jsonl" if self.mode == "train" else f"{self.mode}-journal.jsonl")
 
-    def server_spec(self, endpoints: Sequence[str], rank: int, incarnation: int) -> dict[str, Any]:
-        """The first line on a pserver child's standard input."""
-        return {
+    def server_spec(self, endpoints: Sequence[str], rank: int, incarnation: int, restore: str | None) -> dict[str, Any]:
+        """The first line on a pserver child's standard input; `staging` in it is for its agent."""
+        spec = {
             "tables": self.tables,
             "endpoints": list(endpoints),
             "rank": rank,
             "num_trainers": self.num_trainers,
             "incarnation": incarnation,
         }
+        if self._uses_store(restore):
+            spec["staging"] = {
+                "folder": self._staging_folder(rank),
+                "owner": self.owner,
+                "location": self.checkpoint_location,
+                "restore": restore if restore is not None and is_remote(restore) else None,
+            }
+        return spec
+
+    def _uses_store(self, restore: str | None) -> bool:
+        return is_remote(self.checkpoint_location) or (restore is not None and is_remote(restore))
+
+    def _staging_folder(self, rank: int) -> str:
+        chosen = self.checkpoint.get("staging")
+        return str(
+            Path(chosen, f"{self.name}-pserver-{rank}") if chosen else Path(self.run_dir, f"staging-pserver-{rank}")
+        )
 
     def trainer_spec(
         self, endpoints: Sequence[str], store: str, rank: int, incarnation: int, restore: str | None
@@ -84,4 +104,10 @@ class JobPlan(BaseModel):
             "run_dir": self.run_dir,
             "incarnation": incarnation,
             "restore": restore,
+            "staging": {
+                "folders": [self._staging_folder(server) for server in range(self.num_servers)],
+                "owner": self.owner,
+            }
+            if self._uses_store(restore)
+            else None,
         }

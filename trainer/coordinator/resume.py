@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
-import shutil
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer import checkpoint
+from trainer.checkpoint import CheckpointError
+from trainer.checkpoints import Checkpoints, open_address, open_checkpoints
 from trainer.coordinator.lineage import CURSOR_VERSION
 
 if TYPE_CHECKING:
@@ -29,16 +26,10 @@ _FREE = {  # may change from one run to the next
     "data": ("train", "eval", "threads", "prefetch_batches", "on_bad_file", "quarantine_directory", "fitted"),
     "train": ("epochs", "max_bad_steps"),
 }
-_LEFTOVER = re.compile(r"\.(warm-start-.*|step-\d+-.*|step-\d+\.draft|removed-.*|LATEST\.new)")
-_REPLACED = re.compile(r"\.replaced-(\d+)")
 
 
 class ResumeError(ValueError):
     """The run cannot begin with what is in its folders; the message says what to do."""
-
-
-class DirectoryBusyError(RuntimeError):
-    """Another coordinator uses the checkpoint folder."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +37,12 @@ class Start:
     """Where to begin.
 
     Attributes:
-        path: the checkpoint to restore; None: from nothing.
+        path: address of the checkpoint to restore; None: from nothing.
         cursor: what it says about the rows seen.
         notes: what a person should know.
     """
 
-    path: Path | None = None
+    path: str | None = None
     cursor: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
 
@@ -84,17 +75,21 @@ def examine(plan: JobPlan) -> Start:
     if plan.resume == "never" or plan.mode != "train":
         return Start()
     if plan.restore is not None:
-        return _start_from(Path(plan.restore), plan)
-    found = checkpoint.committed(plan.checkpoint_directory)
-    for path in reversed(found):
+        return _start_from(*open_address(plan.restore), plan)
+    return _newest(open_checkpoints(plan.checkpoint_location), plan)
+
+
+def _newest(kept: Checkpoints, plan: JobPlan) -> Start:
+    found = kept.committed()
+    for address in reversed(found):
         try:
-            checkpoint.check_complete(path)
-        except checkpoint.CheckpointError:
+            kept.check_complete(address)
+        except CheckpointError:
             continue
-        return _start_from(path, plan)
+        return _start_from(kept, address, plan)
     if plan.resume == "always":
         damaged = f", only damaged ones ({found[-1]})" if found else ""
-        raise ResumeError(f"--resume: {plan.checkpoint_directory} holds no checkpoint to go on from{damaged}")
+        raise ResumeError(f"--resume: {plan.checkpoint_location} holds no checkpoint to go on from{damaged}")
     return Start()
 
 
@@ -112,55 +107,28 @@ def finished(plan: JobPlan) -> dict[str, Any] | None:
     return result
 
 
-def prepare(plan: JobPlan) -> Start:
-    """As `examine`, for the coordinator, which owns the folder from here on: cleans up and reads every byte.
+def prepare(plan: JobPlan, kept: Checkpoints) -> Start:
+    """As `examine`, for the coordinator, which owns `kept` from here on: cleans up and verifies.
 
     A damaged checkpoint is put aside under the name step-<n>.damaged, and the one before it is taken.
     """
     if plan.mode != "train":
         return Start()
-    directory, notes = plan.checkpoint_directory, []
-    directory.mkdir(parents=True, exist_ok=True)
-    _clear_leftovers(directory)
-    if plan.resume == "never" and (old := checkpoint.committed(directory)):
-        aside = directory / time.strftime("set-aside-%Y%m%d-%H%M%S", time.gmtime())
-        aside.mkdir(exist_ok=True)
-        for path in old:
-            path.rename(aside / path.name)
-        notes.append(f"{len(old)} checkpoints of earlier runs were moved to {aside}")
+    notes = []
+    kept.clear()
+    kept.fetch_journal(plan.journal)
+    if plan.resume == "never" and (old := kept.committed()):
+        notes.append(f"{len(old)} checkpoints of earlier runs were moved to {kept.set_aside(old)}")
     if plan.restore is None:
-        for path in reversed(checkpoint.committed(directory)):
+        for address in reversed(kept.committed()):
             try:
-                checkpoint.read(path)
+                kept.check_restorable(address)
                 break
-            except checkpoint.CheckpointError as error:
-                aside = path.with_name(f"{path.name}.damaged")
-                shutil.rmtree(aside, ignore_errors=True)
-                path.rename(aside)
-                notes.append(f"{error}. It is put aside as {aside.name}, and the checkpoint before it is used")
+            except CheckpointError as error:
+                aside = kept.set_damaged_aside(address)
+                notes.append(f"{error}. It is put aside as {aside}, and the checkpoint before it is used")
     start = examine(plan)
     return Start(start.path, start.cursor, tuple(notes))
-
-
-@contextlib.contextmanager
-def sole_use(directory: Path) -> Iterator[None]:
-    """Two coordinators must not commit into one folder.
-
-    Raises:
-        DirectoryBusyError: another one holds it; it may be on its way out.
-    """
-    import fcntl
-
-    directory.mkdir(parents=True, exist_ok=True)
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DirectoryBusyError(f"another coordinator uses {directory}, or is about to leave it") from error
-        yield
-    finally:
-        os.close(fd)
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
@@ -178,38 +146,23 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _start_from(path: Path, plan: JobPlan) -> Start:
-    checkpoint.read_manifest(path)
-    cursor = checkpoint.read_cursor(path)
+def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> Start:
+    kept.manifest(address)
+    cursor = kept.cursor(address)
     if cursor.get("version") != CURSOR_VERSION:
         raise ResumeError(
-            f"{path} has a cursor of version {cursor.get('version')}, this version reads {CURSOR_VERSION}:"
+            f"{address} has a cursor of version {cursor.get('version')}, this version reads {CURSOR_VERSION}:"
             " begin again with --fresh, or in another run_dir"
         )
     changed = list(differences(cursor.get("job"), identity(plan.job)))
     if changed and plan.resume != "always" and plan.restore is None:
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
         raise ResumeError(
-            f"{path.parent} holds checkpoints of this job with other values:\n  "
+            f"{kept.location} holds checkpoints of this job with other values:\n  "
             + "\n  ".join(changed[:3])
             + more
             + "\n"
             "Go on from them with the new values (--resume), begin again and put them aside (--fresh), or give this job"
             " another folder (--set run_dir=...)."
         )
-    return Start(path, cursor)
-
-
-def _clear_leftovers(directory: Path) -> None:
-    """Removes what a coordinator or trainer that was killed left half-done; finishes a rename that it had begun."""
-    for staged in [hidden for path in checkpoint.committed(directory) for hidden in path.rglob(".*")]:
-        shutil.rmtree(staged, ignore_errors=True)  # copies that a load was about to read
-    for path in directory.iterdir():
-        replaced = _REPLACED.fullmatch(path.name)
-        if replaced and not (directory / f"step-{replaced[1]}").exists():
-            path.rename(directory / f"step-{replaced[1]}")
-        elif replaced or _LEFTOVER.fullmatch(path.name):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+    return Start(address, cursor)

@@ -13,7 +13,6 @@ import contextlib
 import importlib.metadata
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -28,7 +27,8 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from trainer import checkpoint
+from trainer.checkpoint import CheckpointError
+from trainer.checkpoints import Checkpoints, DirectoryBusyError, open_checkpoints
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from trainer.coordinator import resume, state
@@ -83,8 +83,11 @@ class Journal:
 class CoordinatorService(pb_grpc.CoordinatorServicer):
     """One job's control plane. All of it runs in one event loop, so the state machine sees one event at a time."""
 
-    def __init__(self, plan: JobPlan, journal: Journal, start: resume.Start, incarnation: int) -> None:
+    def __init__(
+        self, plan: JobPlan, journal: Journal, kept: Checkpoints, start: resume.Start, incarnation: int
+    ) -> None:
         self.plan = plan
+        self._kept = kept
         self.over = asyncio.Event()
         self._control = state.Control(plan, time.monotonic(), start, incarnation)
         self._journal = journal
@@ -129,7 +132,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             case state.Commit():
                 self._run(self._commit(action))
             case state.Discard(drafts):
-                self._run(asyncio.to_thread(_remove_drafts, self.plan.checkpoint_directory, drafts))
+                self._run(self._discard(drafts))
             case state.CheckpointDone():
                 asking, self._asking = self._asking, []
                 for future in asking:
@@ -179,6 +182,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 self._send(
                     session, pb.AgentCommand(child_input=pb.ChildInput(incarnation=incarnation, json=json.dumps(line)))
                 )
+            case state.AskHost(session, incarnation, order):
+                host_order = pb.HostOrder(incarnation=incarnation, json=json.dumps(order))
+                self._send(session, pb.AgentCommand(host_order=host_order))
             case state.StopChild(session, incarnation, grace):
                 self._send(
                     session, pb.AgentCommand(stop_child=pb.StopChild(incarnation=incarnation, grace_seconds=grace))
@@ -193,30 +199,36 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def _discard(self, drafts: str) -> None:
+        try:
+            await asyncio.to_thread(self._kept.discard, drafts)
+        except (OSError, ValueError) as error:
+            self._note("warning", f"drafts {drafts} could not be removed: {error}")
+
     async def _commit(self, commit: state.Commit) -> None:
         try:
             path = await self._loop.run_in_executor(self._writer, self._commit_files, commit)
         except (OSError, ValueError) as error:
             self.apply(state.Settled(commit, error=str(error)))
         else:
-            self.apply(state.Settled(commit, path=str(path)))
+            self.apply(state.Settled(commit, path=path))
 
-    def _commit_files(self, commit: state.Commit) -> Path:
+    def _commit_files(self, commit: state.Commit) -> str:
         """Verifies and commits a draft. The journal knows of it before it has its name, or there is no commit."""
-        cursor, directory = commit.cursor, self.plan.checkpoint_directory
-        draft = directory / cursor.draft
-        manifest = checkpoint.check_complete(draft)
-        written = checkpoint.read_cursor(draft)
+        cursor, kept = commit.cursor, self._kept
+        draft = kept.draft(cursor.draft)
+        manifest = kept.check_complete(draft)
+        written = kept.cursor(draft)
         if written != json.loads(json.dumps(cursor.body)) or manifest["step"] != cursor.step:
-            raise checkpoint.CheckpointError(f"{draft} does not hold the cursor that it was given")
+            raise CheckpointError(f"{draft} does not hold the cursor that it was given")
         num_bytes = sum(file["bytes"] for file in manifest["files"].values())
         started = time.monotonic()
         self._journal.write(_record_of(written))
         try:
-            path = checkpoint.commit(draft, cursor.step, int(self.plan.checkpoint.get("keep", 3)))
+            path = kept.commit(cursor.draft, cursor.step, int(self.plan.checkpoint.get("keep", 3)))
         except OSError:
-            path = directory / f"step-{cursor.step}"
-            if not path.is_dir() or checkpoint.read_cursor(path) != written:
+            path = f"{kept.location}/step-{cursor.step}"
+            if path not in kept.committed() or kept.cursor(path) != written:
                 raise  # else it has its name, and only the cleaning up has failed
         with contextlib.suppress(OSError):
             self._journal.write(
@@ -231,6 +243,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     "commit_seconds": time.monotonic() - started,
                 }
             )
+            kept.keep_journal(self.plan.journal)
         return path
 
     def _record(self, record: dict[str, Any]) -> None:
@@ -436,7 +449,7 @@ def _event_of(session: int, message: pb.AgentMessage) -> state.Event | None:
         case "child_started":
             return state.ChildStarted(session, message.child_started.incarnation, message.child_started.pid)
         case "child_ready":
-            return state.ChildReady(session, message.child_ready.incarnation)
+            return state.ChildReady(session, message.child_ready.incarnation, message.child_ready.identity)
         case "child_event":
             said = json.loads(message.child_event.json)
             return state.ChildSaid(session, message.child_event.incarnation, said)
@@ -445,6 +458,9 @@ def _event_of(session: int, message: pb.AgentMessage) -> state.Event | None:
             return state.ChildExited(
                 session, gone.incarnation, gone.exit_code, gone.expected, gone.log_tail, gone.reason
             )
+        case "host_answer":
+            answer = json.loads(message.host_answer.json)
+            return state.HostAnswered(session, message.host_answer.incarnation, answer)
         case "leaving":
             return state.Leaving(session, message.leaving.signal)
     return None
@@ -453,11 +469,6 @@ def _event_of(session: int, message: pb.AgentMessage) -> state.Event | None:
 def _record_of(cursor: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in cursor.items() if key != "job"}
     return {"what": "committing", "incarnation": cursor["incarnation"], "cursor": kept}
-
-
-def _remove_drafts(directory: Path, pattern: str) -> None:
-    for path in list(directory.glob(pattern)):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _checkpoint_interval_seconds(plan: JobPlan) -> float | None:
@@ -485,14 +496,13 @@ def _serve_page(plan: JobPlan, page: StatusPage, target: TargetFile | None) -> W
 
 def _begin_journal(journal: Journal, plan: JobPlan, start: resume.Start, records: list[dict[str, Any]]) -> None:
     """Says that a run begins; and what the coordinator before this one committed without living to write it down."""
-    restore = str(start.path) if start.path else None
-    journal.write({"what": "run", "mode": plan.mode, "resume": plan.resume, "restore": restore})
+    journal.write({"what": "run", "mode": plan.mode, "resume": plan.resume, "restore": start.path})
     if start.cursor is None:
         return
     known = {record["draft"] for record in records if record["what"] == "committed"}
     if start.cursor["draft"] not in known:
         journal.write(_record_of(start.cursor))
-        found = {"step": start.cursor["step"], "draft": start.cursor["draft"], "path": str(start.path)}
+        found = {"step": start.cursor["step"], "draft": start.cursor["draft"], "path": start.path}
         journal.write({"what": "committed", "incarnation": start.cursor["incarnation"], **found})
 
 
@@ -506,18 +516,21 @@ async def serve(plan: JobPlan, listen: str, announce: TextIO | None = None, secu
         security: TLS and token; from the environment by default.
     """
     security = security or Security.from_environment()
-    owned = resume.sole_use(plan.checkpoint_directory) if plan.mode == "train" else contextlib.nullcontext()
-    with owned:
-        start = resume.prepare(plan)
-        return await _serve(plan, listen, announce, security, start)
+    kept = open_checkpoints(plan.checkpoint_location)
+    plan = plan.model_copy(update={"owner": kept.owner})
+    with kept.sole_use() if plan.mode == "train" else contextlib.nullcontext():
+        start = resume.prepare(plan, kept)
+        return await _serve(plan, listen, announce, security, kept, start)
 
 
-async def _serve(plan: JobPlan, listen: str, announce: TextIO | None, security: Security, start: resume.Start) -> int:
+async def _serve(
+    plan: JobPlan, listen: str, announce: TextIO | None, security: Security, kept: Checkpoints, start: resume.Start
+) -> int:
     records = resume.read_journal(plan.journal)
     journal = Journal(plan.journal)
     _begin_journal(journal, plan, start, records)
     incarnation = max((record["incarnation"] for record in records if record["what"] == "incarnation"), default=0)
-    service = CoordinatorService(plan, journal, start, incarnation)
+    service = CoordinatorService(plan, journal, kept, start, incarnation)
     server = security.server()
     pb_grpc.add_CoordinatorServicer_to_server(service, server)
     health_service = health.aio.HealthServicer()
@@ -559,6 +572,9 @@ async def _serve(plan: JobPlan, listen: str, announce: TextIO | None, security: 
         await server.stop(0.2)
         await service.close()
         journal.close()
+        if plan.mode == "train":
+            with contextlib.suppress(OSError, ValueError):
+                await asyncio.to_thread(kept.keep_journal, plan.journal)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -577,7 +593,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (SecurityError, WebSecurityError, ValueError) as error:
         structlog.get_logger().error(str(error), role="coordinator")
         return EXIT_FIX_JOB
-    except (OSError, resume.DirectoryBusyError) as error:
+    except (OSError, DirectoryBusyError) as error:
         structlog.get_logger().error(str(error), role="coordinator")
         return EXIT_RETRY
 

@@ -115,10 +115,11 @@ class ChildStarted:
 
 @dataclass(frozen=True)
 class ChildReady:
-    """The server answers, or the trainer has said that it is ready."""
+    """The server answers, or the trainer has said that it is ready. identity: of the server's process."""
 
     session: int
     incarnation: int
+    identity: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,15 @@ class ChildExited:
     expected: bool = False
     log_tail: str = ""
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class HostAnswered:
+    """What became of an order to a server's agent (see the action `AskHost`)."""
+
+    session: int
+    incarnation: int
+    answer: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -192,6 +202,7 @@ Event = (
     | ChildReady
     | ChildSaid
     | ChildExited
+    | HostAnswered
     | Leaving
     | Left
     | StopRequested
@@ -236,6 +247,15 @@ class TellChild:
     session: int
     incarnation: int
     line: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AskHost:
+    """Have a server's agent do something beside its child, and answer."""
+
+    session: int
+    incarnation: int
+    order: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -308,6 +328,7 @@ Action = (
     | Refuse
     | StartChild
     | TellChild
+    | AskHost
     | StopChild
     | Finish
     | Drop
@@ -380,6 +401,8 @@ class Seat:
     heard_at: float = 0.0
     child: ChildState = ChildState.NONE
     child_pid: int = 0
+    identity: str = ""
+    """Of the server's process."""
     child_memory_bytes: int = 0
     num_stopped_heartbeats: int = 0
     child_phase: str = ""
@@ -440,12 +463,13 @@ class Control:
         self.num_restarts = 0
         self.result: dict[str, Any] | None = None
         self.outcome: Outcome | None = None
-        self.restore = str(start.path) if start.path else plan.restore
+        self.restore = start.path or plan.restore
         self.checkpoint = CheckpointState()
         if start.path and start.cursor:
-            self.checkpoint = CheckpointState(step=start.cursor["step"], path=str(start.path), committed_at=now)
+            self.checkpoint = CheckpointState(step=start.cursor["step"], path=start.path, committed_at=now)
         self._lineage = Lineage(plan.num_trainers, plan.num_epochs, start.cursor, {"job": identity(plan.job)})
         self._asking: dict[int, Any] = {}  # the number of each trainer's request for the cursor that is under way
+        self._hosts: tuple[Any, dict[int, dict[str, Any]]] | None = None  # request of trainer 0; answers by server
         self._committing: Commit | None = None
         self._commit_request: tuple[int, Any] | None = None  # incarnation and number of trainer 0's request
         self._checkpoint_due_at: float | None = None
@@ -483,7 +507,7 @@ class Control:
 
     # -- events
 
-    def _dispatch(self, event: Event, seat: Seat | None, now: float) -> None:  # noqa: C901 -- one line for each event
+    def _dispatch(self, event: Event, seat: Seat | None, now: float) -> None:  # noqa: C901, PLR0912 -- one line for each event
         match event:
             case Joined():
                 self._join(event, now)
@@ -508,11 +532,16 @@ class Control:
                 seat.num_stopped_heartbeats = seat.num_stopped_heartbeats + 1 if event.child_stopped else 0
                 if seat.num_stopped_heartbeats == 2 and seat.has_child:
                     self._fail(Cause(Weight.LOSS, "is stopped (SIGSTOP or a debugger)", seat.member), now)
-            case ChildStarted() | ChildReady() | ChildSaid() | ChildExited() if event.incarnation != self.incarnation:
+            case ChildStarted() | ChildReady() | ChildSaid() | ChildExited() | HostAnswered() if (
+                event.incarnation != self.incarnation
+            ):
                 pass
+            case HostAnswered(answer=answer):
+                self._take_answer(seat, answer)
             case ChildStarted(pid=pid):
                 seat.child_pid = pid
-            case ChildReady():
+            case ChildReady(identity=identity):
+                seat.identity = identity
                 self._child_ready(seat, now)
             case ChildSaid(event=said):
                 self._child_said(seat, said, now)
@@ -564,12 +593,22 @@ class Control:
             weight = _WEIGHT_OF_KIND.get(str(said.get("kind")), Weight.LOSS)
             text = f"failed: {said.get('message', 'no message')}"
             self._fail(Cause(weight, text, seat.member, str(said.get("traceback", ""))), now)
+        elif kind == "signal" and not said.get("asked"):
+            self._signalled(seat, str(said.get("signal")), now)
         elif kind == "log":
             level = str(said.get("level", "info"))
             self._note(level, f"{seat.member}: {said.get('message', '')}")
         elif kind == "request":
             seat.moved_at = now
             self._answer(seat, said, now)
+
+    def _signalled(self, seat: Seat, name: str, now: float) -> None:
+        """Somebody but its agent told a server to stop. It will end in order, which tells nothing of why."""
+        cause = Cause(Weight.LOSS, f"was sent {name} by somebody, and stopped", seat.member)
+        if self.phase is Phase.HALTING:
+            self._causes.append(cause)
+        elif self.phase not in {Phase.STOPPING, Phase.DRAINING} and self.result is None:
+            self._fail(cause, now)
 
     # -- requests of the trainers
 
@@ -587,6 +626,8 @@ class Control:
                     self._reply(seat, number, slices=self._lineage.lease(seat.member.rank, int(said["epoch"])))
                 case "cursor":
                     self._take_report(seat, said)
+                case "hosts":
+                    self._ask_hosts(seat, said)
                 case "commit":
                     self._begin_commit(seat, said, now)
                 case what:
@@ -627,6 +668,25 @@ class Control:
         asking, self._asking = self._asking, {}
         for rank, number in asking.items():
             self._reply(self.seats[Member(Role.TRAINER, rank)], number, cursor=cursor.body, draft=cursor.draft)
+
+    def _ask_hosts(self, seat: Seat, said: dict[str, Any]) -> None:
+        """Passes an order of trainer 0 to the agents of all servers, and their answers back."""
+        if self._hosts is not None or seat.member.rank != 0:
+            raise LineageError("only trainer 0 gives orders to the servers' hosts, one at a time")
+        self._hosts = (said.get("id"), {})
+        for server in self.seats_of(Role.PSERVER):
+            if server.session is not None:
+                self._do(AskHost(server.session, self.incarnation, dict(said["order"])))
+
+    def _take_answer(self, seat: Seat, answer: dict[str, Any]) -> None:
+        if self._hosts is None or seat.member.role is not Role.PSERVER:
+            return
+        number, answers = self._hosts
+        answers[seat.member.rank] = answer
+        if len(answers) == self.plan.num_servers:
+            self._hosts = None
+            first = self.seats[Member(Role.TRAINER, 0)]
+            self._reply(first, number, answers=[answers[rank] for rank in sorted(answers)])
 
     def _begin_commit(self, seat: Seat, said: dict[str, Any], now: float) -> None:
         cursor = self._lineage.pending
@@ -880,7 +940,7 @@ class Control:
         if self.plan.mode == "train" and self.incarnation > 1:
             self._do(Discard(f".step-*-incarnation-{self.incarnation - 1}-draft-*"))
         self._lineage.begin(self.incarnation)
-        self._asking, self.checkpoint.state = {}, "idle"
+        self._asking, self._hosts, self.checkpoint.state = {}, None, "idle"
         self._enter(Phase.SERVERS, now)
         restored = f", from {self.restore}" if self.restore else ""
         num_servers, num_trainers = self.plan.num_servers, self.plan.num_trainers
@@ -900,8 +960,12 @@ class Control:
         for seat in self.seats.values():
             seat.progress = {}
         endpoints = self._endpoints()
+
+        def spec(rank: int) -> dict[str, Any]:
+            return self.plan.server_spec(endpoints, rank, self.incarnation, self.restore)
+
         for seat in self.seats_of(Role.PSERVER):
-            self._start(seat, self.plan.server_spec(endpoints, seat.member.rank, self.incarnation), now)
+            self._start(seat, spec(seat.member.rank), now)
 
     def _start_trainers(self, now: float) -> None:
         self._enter(Phase.TRAINERS, now)
@@ -909,8 +973,10 @@ class Control:
         endpoints = self._endpoints()
         first = self.seats[Member(Role.TRAINER, 0)]
         store = f"{first.host}:{first.port}"
+        identities = [seat.identity for seat in self.seats_of(Role.PSERVER)]
         for seat in self.seats_of(Role.TRAINER):
             spec = self.plan.trainer_spec(endpoints, store, seat.member.rank, self.incarnation, self.restore)
+            spec["server_identities"] = identities
             self._start(seat, spec, now)
 
     def _start(self, seat: Seat, spec: dict[str, Any], now: float) -> None:

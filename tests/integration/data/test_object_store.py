@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -15,53 +12,21 @@ import pytest
 from data_pipeline import DataError
 from data_pipeline.dataset import Dataset
 from tests import reference_keys
+from tests.object_stores import new_bucket, s3_server
 from tests.parquet_files import keys_by_row, load, numbered_config, rows_of
-from tests.ports import free_port
-
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "test",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
 
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """Address of the server, ready."""
-    pytest.importorskip("moto.server", reason="moto[server] is not installed")
-    port = free_port()
-    code = f"""
-import sys, threading
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port={port}, verbose=False)
-server.start()
-print("ready", flush=True)
-sys.stdin.read()
-server.stop()
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.stdin.close()
-        process.wait(20)
-        process.stdout.close()
+    with s3_server() as address:
+        yield address
 
 
 @pytest.fixture
 def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A bucket with Hive folders, hidden files and odd names: 60 rows in 3 files."""
-    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}.items():
-        monkeypatch.setenv(name, value)
-    filesystem, root = pafs.FileSystem.from_uri(
-        "s3://clicks-" + os.urandom(4).hex() + "?allow_bucket_creation=true&allow_bucket_deletion=true"
-    )
-    filesystem.create_dir(root)
+    filesystem, root = pafs.FileSystem.from_uri(f"s3://{new_bucket(endpoint, monkeypatch)}?allow_bucket_deletion=true")
     for number, folder in enumerate(("day=01", "day=02", "day=02/中 文")):
         row = range(20 * number, 20 * number + 20)
         table = pa.table(

@@ -1,5 +1,6 @@
 """What is lost is noticed: in seconds, as an exception, and never as values."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -53,32 +55,72 @@ def test_a_killed_server_fails_the_next_pull_and_push_at_once(own_servers):
         client.flush()  # nothing under way hangs it
 
 
+@contextlib.contextmanager
+def started_again(servers):
+    """Kills the only server and starts another process under its address."""
+    servers.processes[0].kill()
+    servers.processes[0].wait()
+    spec = {"tables": {"t": TABLES["t"].model_dump()}, "endpoints": servers.endpoints, "rank": 0}
+    again = subprocess.Popen([sys.executable, "-m", "pserver.child"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        again.stdin.write(json.dumps(spec).encode() + b"\n")
+        again.stdin.close()
+        deadline = time.monotonic() + 60
+        while not probe.is_healthy(*address(servers.endpoints[0])):
+            assert again.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        yield
+    finally:
+        again.terminate()
+        again.wait(10)
+
+
 def test_a_server_that_was_restarted_is_not_taken_for_the_old_one(tmp_path):
     """Its tables would be empty, and all its keys would look new."""
     with local_servers(TABLES, 1, tmp_path) as servers, Client(TABLES, servers.endpoints) as client:
         client.push("t", KEYS, client.pull("t", KEYS), ONES, ONES)
-        servers.processes[0].kill()
-        servers.processes[0].wait()
-        spec = {"tables": {"t": TABLES["t"].model_dump()}, "endpoints": servers.endpoints, "rank": 0}
-        again = subprocess.Popen(
-            [sys.executable, "-m", "pserver.child"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-        )
-        try:
-            again.stdin.write(json.dumps(spec).encode() + b"\n")
-            again.stdin.close()
-            deadline = time.monotonic() + 60
-            while not probe.is_healthy(*address(servers.endpoints[0])):
-                assert again.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+        with started_again(servers):
             for _ in range(3):
                 with pytest.raises(PullError):
                     client.pull("t", KEYS)
             with pytest.raises(PullError, match="lost its tables"):
                 client.pull("t", KEYS)
+
+
+def test_a_trainer_of_an_earlier_incarnation_changes_nothing_in_a_later_one(tmp_path):
+    """One that pushes all the while, and one that had not spoken to the server yet; under a fixed port."""
+    grads = np.ones((len(KEYS), 5), np.float32)
+    with local_servers(TABLES, 1, tmp_path) as servers, contextlib.ExitStack() as stack:
+        before = [probe.identity(*address(servers.endpoints[0]))]
+        stale, late = (stack.enter_context(Client(TABLES, servers.endpoints, identities=before)) for _ in range(2))
+        stop, applied = threading.Event(), []
+
+        def push_on():
+            while not stop.is_set():
+                with contextlib.suppress(PushError):
+                    stale.push("t", KEYS, grads, ONES, ONES)
+                    applied.append(time.monotonic())
+
+        pushing = threading.Thread(target=push_on)
+        pushing.start()
+        while not applied:
+            time.sleep(0.01)
+        try:
+            with started_again(servers):
+                serving = time.monotonic()
+                with pytest.raises(PushError, match="not the process that it was"):
+                    late.push("t", KEYS, grads, ONES, ONES)
+                time.sleep(0.5)  # for the other one to try again and again
+                with Client(TABLES, servers.endpoints) as new:
+                    assert new.num_keys() == {"t": (0,)}
+                    new.push("t", KEYS, grads, ONES, ONES)
+                    shows = new.pull_with_counts("t", KEYS).shows_U
+                    np.testing.assert_array_equal(shows, ONES)
+                assert max(applied) < serving
         finally:
-            again.terminate()
-            again.wait(10)
+            stop.set()
+            pushing.join()
 
 
 def test_a_stopped_server_fails_within_the_time_limit_and_works_again_afterwards(servers):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from trainer import checkpoint
+from trainer.checkpoints import DirectoryBusyError, open_checkpoints
 from trainer.coordinator import resume
 from trainer.coordinator.plan import JobPlan
 from trainer.coordinator.resume import ResumeError, Start
@@ -62,6 +63,10 @@ def save(run_dir: Path, step: int, *, epoch: int = 0, version: int = 1) -> Path:
     return checkpoint.commit(draft.path, step, 10)
 
 
+def prepare(plan: JobPlan) -> Start:
+    return resume.prepare(plan, open_checkpoints(plan.checkpoint_location))
+
+
 def damage(path: Path) -> None:
     part = path / "sparse" / "part"
     part.write_text("CONTENT")
@@ -69,7 +74,7 @@ def damage(path: Path) -> None:
 
 def test_nothing_there_is_a_beginning(tmp_path: Path) -> None:
     assert resume.examine(plan_of(tmp_path)) == Start()
-    assert resume.prepare(plan_of(tmp_path)) == Start()
+    assert prepare(plan_of(tmp_path)) == Start()
     with pytest.raises(ResumeError, match="holds no checkpoint to go on from"):
         resume.examine(plan_of(tmp_path, resume="always"))
 
@@ -77,7 +82,7 @@ def test_nothing_there_is_a_beginning(tmp_path: Path) -> None:
 def test_the_newest_is_taken_unless_told_otherwise(tmp_path: Path) -> None:
     save(tmp_path, 9)
     newest = save(tmp_path, 10)
-    assert resume.examine(plan_of(tmp_path)).path == newest
+    assert resume.examine(plan_of(tmp_path)).path == str(newest)
     assert resume.examine(plan_of(tmp_path, resume="never")) == Start()
     assert resume.examine(plan_of(tmp_path, restore=str(tmp_path / "checkpoints" / "step-9"))).cursor["step"] == 9
     assert resume.examine(plan_of(tmp_path, mode="evaluate")) == Start()
@@ -94,13 +99,13 @@ def test_the_newest_is_taken_unless_told_otherwise(tmp_path: Path) -> None:
 )
 def test_a_job_with_other_values_is_refused_unless_told_otherwise(tmp_path: Path, job: Any, words: str) -> None:
     newest = save(tmp_path, 3)
-    for call in (resume.examine, resume.prepare, resume.finished):
+    for call in (resume.examine, prepare, resume.finished):
         with pytest.raises(ResumeError) as refusal:
             call(plan_of(tmp_path, job=job))
         assert words in str(refusal.value)
         assert "--resume" in str(refusal.value)
         assert "--fresh" in str(refusal.value)
-    assert resume.examine(plan_of(tmp_path, job=job, resume="always")).path == newest
+    assert resume.examine(plan_of(tmp_path, job=job, resume="always")).path == str(newest)
     assert resume.examine(plan_of(tmp_path, job=job, resume="never")) == Start()
 
 
@@ -115,7 +120,7 @@ def test_a_job_with_other_values_is_refused_unless_told_otherwise(tmp_path: Path
 )
 def test_what_the_model_does_not_depend_on_may_change(tmp_path: Path, job: Any) -> None:
     newest = save(tmp_path, 3)
-    assert resume.examine(plan_of(tmp_path, job=job)).path == newest
+    assert resume.examine(plan_of(tmp_path, job=job)).path == str(newest)
 
 
 def test_a_cursor_of_another_version_is_refused(tmp_path: Path) -> None:
@@ -128,8 +133,8 @@ def test_damaged_ones_are_put_aside(tmp_path: Path) -> None:
     good = save(tmp_path, 1)
     damage(save(tmp_path, 2))
     damage(save(tmp_path, 3))
-    start = resume.prepare(plan_of(tmp_path))
-    assert start.path == good
+    start = prepare(plan_of(tmp_path))
+    assert start.path == str(good)
     assert len(start.notes) == 2
     assert "step-3" in start.notes[0]
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
@@ -139,7 +144,7 @@ def test_damaged_ones_are_put_aside(tmp_path: Path) -> None:
 def test_a_fresh_start_puts_all_aside(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
-    start = resume.prepare(plan_of(tmp_path, resume="never"))
+    start = prepare(plan_of(tmp_path, resume="never"))
     assert start.path is None
     assert "2 checkpoints" in start.notes[0]
     assert {path.name for path in (tmp_path / "checkpoints").glob("set-aside-*/*")} == {"step-1", "step-2"}
@@ -154,16 +159,17 @@ def test_what_a_killed_coordinator_left_is_cleared(tmp_path: Path) -> None:
     (directory / ".LATEST.new").write_text("x")
     (good / "sparse" / ".default-staged").mkdir()
     save(tmp_path, 7).rename(directory / ".replaced-7")  # killed between two renames
-    start = resume.prepare(plan_of(tmp_path))
-    assert start.path == directory / "step-7"
+    start = prepare(plan_of(tmp_path))
+    assert start.path == str(directory / "step-7")
     assert {path.name for path in directory.iterdir()} == {"LATEST", "step-1", "step-7"}
     assert not list(good.rglob(".*"))
 
 
 def test_two_coordinators_do_not_share_a_folder(tmp_path: Path) -> None:
-    with resume.sole_use(tmp_path / "c"), pytest.raises(resume.DirectoryBusyError), resume.sole_use(tmp_path / "c"):
+    kept, same = open_checkpoints(str(tmp_path / "c")), open_checkpoints(str(tmp_path / "c"))
+    with kept.sole_use(), pytest.raises(DirectoryBusyError), same.sole_use():
         pass
-    with resume.sole_use(tmp_path / "c"):
+    with same.sole_use():
         pass
 
 

@@ -1,0 +1,132 @@
+"""Whole jobs whose checkpoints are in an S3 server: made, resumed by other servers elsewhere, and the commands."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+
+from tests.integration.command import Job
+from tests.object_stores import new_bucket, s3_server
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with s3_server() as address:
+        yield address
+
+
+def job_of(folder: Path, bucket: str, **checkpoint: object) -> Job:
+    rng = np.random.default_rng(0)
+    (folder / "train").mkdir()
+    for number in range(2):
+        table = {"click": rng.integers(0, 2, 2000), "a": rng.integers(0, 50, 2000), "b": rng.integers(0, 9, 2000)}
+        pq.write_table(pa.table(table), folder / "train" / f"{number}.parquet")
+    data = {
+        "train": str(folder / "train"),
+        "labels": ["click"],
+        "batch_rows": 256,
+        "sparse": [{"name": "a"}, {"name": "b"}],
+    }
+    settings = {
+        "tables": {"default": {"width": 4, "shards": 12}},
+        "model": {"kind": "fm"},
+        "cluster": {"servers": 2, "trainers": 2},
+        "metrics": {"enabled": False},
+        "control": {"max_restarts": 0},
+        "checkpoint": {"directory": f"s3://{bucket}/jobs/a", "staging": str(folder / "staging"), **checkpoint},
+    }
+    return Job(folder, data, settings)
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_job_goes_on_elsewhere_from_a_store(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained by 2 servers; its run folder is lost; trained on by 3, then evaluated as it is and by the commands."""
+    bucket = new_bucket(endpoint, monkeypatch)
+    job = job_of(tmp_path, bucket)
+    code, outcome = job.run("train")
+    assert code == 0, outcome
+    first = outcome["result"]["checkpoint"]
+    assert first.startswith(f"s3://{bucket}/jobs/a/step-")
+    assert not list((tmp_path / "staging").glob("*/*")), "what is uploaded leaves the hosts"
+    shutil.rmtree(tmp_path / "run")
+    job.settings["cluster"] = {"servers": 3, "trainers": 1}
+    job.settings["train"] = {"epochs": 2}
+    code, outcome = job.run("train")
+    assert code == 0, outcome
+    second = outcome["result"]["checkpoint"]
+    assert outcome["result"]["rows"] == 8000
+    location = f"s3://{bucket}/jobs/a"
+
+    code, said = command("checkpoint", "ls", location, "--json")
+    assert code == 0, said
+    assert [row["path"] for row in json.loads(said)] == [first, second]
+    assert [row["rows"] for row in json.loads(said)] == [4000, 8000]
+    code, said = command("checkpoint", "diff", first, second)
+    assert code == 1, said
+    assert "table default: 59 -> 59 keys" in said
+    code, said = command("report", location)
+    assert code == 0, said
+    assert said.count("each of 4,000 rows once") == 2
+    code, said = command("checkpoint", "fetch", second, str(tmp_path / "copy" / second.rpartition("/")[2]))
+    assert code == 0, said
+    assert command("checkpoint", "verify", str(tmp_path / "copy"))[0] == 0
+    assert command("checkpoint", "diff", second, str(tmp_path / "copy" / second.rpartition("/")[2]))[0] == 0
+    assert command("checkpoint", "prune", location)[1].strip() == f"removed {first}"
+    code, said = command("checkpoint", "verify", location)
+    assert (code, said.count("whole")) == (0, 1), said
+
+    store = pafs.S3FileSystem(endpoint_override=endpoint.removeprefix("http://"), scheme="http")
+    selected = pafs.FileSelector(f"{bucket}/jobs/a/data", recursive=True)
+    part = next(info.path for info in store.get_file_info(selected) if "part-" in info.path and info.size > 10)
+    content = bytearray(store.open_input_stream(part).read())
+    content[5] ^= 1
+    with store.open_output_stream(part) as stream:
+        stream.write(bytes(content))
+    code, said = command("checkpoint", "verify", location)
+    assert code == 64
+    assert "is damaged" in said
+    job.settings["train"] = {"epochs": 3}
+    code, outcome = job.run("train")
+    assert code == 64, "a host that fetches a damaged part says so, and nothing is trained on it"
+    assert outcome["culprit"].startswith("pserver")
+    assert "is damaged" in outcome["cause"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "cannot be written to"),
+        ({"bucket": "no-such-bucket-here"}, "Does the bucket exist?"),
+    ],
+    ids=["nobody-listens", "no-bucket"],
+)
+def test_a_store_that_cannot_be_used_is_told_before_anything_starts(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], words: str
+) -> None:
+    bucket = new_bucket(endpoint, monkeypatch)
+    if "AWS_ENDPOINT_URL" in change:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", change["AWS_ENDPOINT_URL"])
+    job = job_of(tmp_path, change.get("bucket", bucket))
+    code, said = command("train", str(job.path))
+    assert code == 64
+    assert words in said
+    assert "AWS_ACCESS_KEY_ID" in said
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,502 @@
+"""Checkpoints in an object store, through pyarrow.fs: S3 and what speaks like it; gs:// and hdfs:// by the same code.
+
+    <location>/step-<n>/MANIFEST.json       the commit: one object, written last, there as a whole or not at all
+    <location>/data/<owner>/<draft>/...     what the manifest speaks of: sparse, dense, cursor, and the manifest itself
+    <location>/OWNER                        the coordinator that may commit; the newest one takes it over
+    <location>/LATEST, BEST, journal.jsonl
+
+An object store cannot rename, so files never lie under the name of a step: they go to a folder that no other attempt of
+any coordinator has, and committing is to write one small object that names them. Whatever dies before that leaves
+files that nobody refers to; the next coordinator removes them.
+
+Every file is read back and compared after its upload, and hashed again whenever it is fetched. Credentials, region and
+endpoint come from the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL, an instance's role, ...).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import posixpath
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from trainer import checkpoint
+from trainer.checkpoint import CURSOR, DENSE, MANIFEST, CheckpointError
+from trainer.checkpoints import Checkpoints, aside_name
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo, FileSystem
+
+_CHUNK_BYTES = 4 << 20
+_NUM_THREADS = 4
+_OWNER, _LATEST, _BEST, _JOURNAL = "OWNER", "LATEST", "BEST", "journal.jsonl"
+_REMEDY = (
+    "credentials, region and endpoint come from the environment (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or "
+    "AWS_PROFILE, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL)"
+)
+
+Facts = dict[str, Any]
+"""What a manifest says of a file: bytes, xxh3_128."""
+
+
+class StoreError(OSError):
+    """The object store could not be asked, or refused; asking again may help."""
+
+
+class CancelledError(RuntimeError):
+    """A transfer was told to end."""
+
+
+@dataclass(frozen=True)
+class RemoteCheckpoint:
+    """A committed checkpoint but for its sparse parts, verified. tables: the text of each table's description."""
+
+    address: str
+    manifest: Mapping[str, Any]
+    cursor: Mapping[str, Any]
+    dense_bytes: bytes
+    tables: Mapping[str, str]
+
+    def dense(self) -> dict[str, Any]:
+        """Parameters and optimizer state by name."""
+        from safetensors.numpy import load
+
+        loaded: dict[str, Any] = load(self.dense_bytes)
+        return loaded
+
+
+class ObjectStore(Checkpoints):
+    """All checkpoints below `scheme://bucket/prefix`.
+
+    Args:
+        location: the address; without options, user or password.
+        owner: the coordinator on whose behalf drafts are written; None: a new one.
+        cancelled: ends transfers when it is set.
+    """
+
+    def __init__(self, location: str, owner: str | None = None, cancelled: threading.Event | None = None) -> None:
+        self.location = location.rstrip("/")
+        self.owner = owner or uuid.uuid4().hex[:12]
+        self._cancelled = cancelled or threading.Event()
+        self._connected: tuple[FileSystem, str] | None = None
+
+    # -- names
+
+    def draft(self, name: str) -> str:
+        return f"{self.location}/data/{self.owner}/{name}"
+
+    def _path(self, address: str) -> str:
+        """The path that the file system knows an address by."""
+        assert address == self.location or address.startswith(self.location + "/"), (address, self.location)
+        return posixpath.normpath(self._root + address[len(self.location) :])
+
+    @property
+    def _filesystem(self) -> FileSystem:
+        return self._connect()[0]
+
+    @property
+    def _root(self) -> str:
+        return self._connect()[1]
+
+    @property
+    def _has_folders(self) -> bool:
+        """Whether a folder must be made before something is written into it."""
+        return self._filesystem.type_name not in {"s3", "gcs"}
+
+    def _connect(self) -> tuple[FileSystem, str]:
+        if self._connected is None:
+            import pyarrow as pa
+            from pyarrow.fs import FileSystem
+
+            try:
+                self._connected = FileSystem.from_uri(self.location)
+            except (OSError, pa.ArrowException, ValueError) as error:
+                raise CheckpointError(f"{self.location} cannot be used for checkpoints: {error}") from error
+        return self._connected
+
+    # -- reading
+
+    def committed(self) -> list[str]:
+        names = [info.base_name for info in self._list(self.location)]
+        steps = sorted(int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdecimal())
+        addresses = [f"{self.location}/step-{step}" for step in steps]
+        there = self._infos([f"{address}/{MANIFEST}" for address in addresses])
+        return [address for address, info in zip(addresses, there, strict=True) if info.is_file]
+
+    def manifest(self, address: str) -> Mapping[str, Any]:
+        return checkpoint.parse_manifest(self._read_named(address, MANIFEST), address)
+
+    def cursor(self, address: str) -> dict[str, Any]:
+        manifest = self.manifest(address)
+        cursor: dict[str, Any] = json.loads(self._fetch_bytes(address, manifest, CURSOR))
+        return cursor
+
+    def saved_at(self, address: str) -> float:
+        info = self._infos([f"{address}/{MANIFEST}"])[0]
+        return float(info.mtime_ns or 0) / 1e9
+
+    def check_complete(self, address: str) -> Mapping[str, Any]:
+        manifest = self.manifest(address)
+        folder = self._data(address, manifest)
+        sizes = {info.path[len(folder) + 1 :]: info.size for info in self._files(folder)}
+        sizes.pop(MANIFEST, None)
+        checkpoint.compare_files(address, manifest, sizes)
+        return manifest
+
+    def verify(self, address: str) -> None:
+        manifest = self.check_complete(address)
+        folder = self._data(address, manifest)
+
+        def look(name: str) -> None:
+            self._copy(f"{folder}/{name}", None, manifest["files"][name])
+
+        self._for_each(look, manifest["files"])
+
+    def check_restorable(self, address: str) -> None:
+        """Sizes, and all but the sparse parts: each server's host verifies those that it fetches."""
+        self.read(address)
+
+    def read(self, address: str) -> RemoteCheckpoint:
+        """Everything but the sparse parts, which are fetched by the hosts of the servers."""
+        manifest = self.check_complete(address)
+        tables = {
+            name: self._fetch_bytes(address, manifest, f"sparse/{name}/table.json").decode()
+            for name in manifest.get("tables", {})
+        }
+        cursor = json.loads(self._fetch_bytes(address, manifest, CURSOR))
+        return RemoteCheckpoint(address, manifest, cursor, self._fetch_bytes(address, manifest, DENSE), tables)
+
+    def best(self) -> str | None:
+        try:
+            address = f"{self.location}/{self._read_named(self.location, _BEST).decode().strip()}"
+        except FileNotFoundError:
+            return None
+        return address if address in self.committed() else None
+
+    @contextlib.contextmanager
+    def local_copy(self, address: str) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="paddlewheel-") as temporary:
+            path = Path(temporary, address.rpartition("/")[2])
+            self.fetch(address, path)
+            yield path
+
+    def fetch(self, address: str, folder: Path, names: Iterable[str] | None = None) -> None:
+        """Copy files of a checkpoint (by default all, and its manifest) into a folder, and verify them.
+
+        Raises:
+            CheckpointError: a file is missing or is not what the manifest says.
+        """
+        manifest = self.manifest(address)
+        data = self._data(address, manifest)
+
+        def bring(name: str) -> None:
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._copy(f"{data}/{name}", path, manifest["files"][name])
+
+        self._for_each(bring, manifest["files"] if names is None else names)
+        if names is None:
+            (folder / MANIFEST).write_bytes(self._read_named(address, MANIFEST))
+
+    # -- writing a draft
+
+    def put(self, address: str, files: Mapping[str, Path | bytes]) -> dict[str, Facts]:
+        """Upload files of a draft under their names, read them back, and say what they are.
+
+        Raises:
+            CheckpointError: what the store gives back is not what was sent.
+            StoreError: the store refused or was not reached.
+        """
+        root = self._path(address)
+        facts: dict[str, Facts] = {}
+
+        def send(name: str) -> None:
+            facts[name] = self._send(files[name], f"{root}/{name}")
+            self._copy(f"{root}/{name}", None, facts[name])
+
+        self._for_each(send, files)
+        return facts
+
+    def finish(self, address: str, step: int, facts: Mapping[str, Any], files: Mapping[str, Facts]) -> dict[str, Any]:
+        """Write a draft's manifest, which names its place and all its files; returns it."""
+        data = address[len(self.location) + 1 :]
+        manifest = {"format": checkpoint.FORMAT, "step": step, "data": data, **facts, "files": dict(files)}
+        self._write(f"{self._path(address)}/{MANIFEST}", checkpoint.manifest_text(manifest).encode())
+        return manifest
+
+    # -- what only the coordinator does
+
+    @contextlib.contextmanager
+    def sole_use(self) -> Iterator[None]:
+        """Takes the location over. There are no locks in an object store: the coordinator before fails to commit."""
+        owner = {"owner": self.owner, "time": time.time()}
+        self._write(f"{self._path(self.location)}/{_OWNER}", json.dumps(owner).encode())
+        yield
+
+    def clear(self) -> None:
+        """Nothing to make: a prefix is there when something is in it."""
+        kept = self._data_in_use()
+        for owner in self._list(f"{self.location}/data"):
+            for draft in self._list(f"{self.location}/data/{owner.base_name}"):
+                if draft.path not in kept:
+                    self._delete_folder(draft.path)
+
+    def commit(self, draft: str, step: int, keep: int) -> str:
+        address = self.draft(draft)
+        self.check_complete(address)
+        self._check_owner()
+        final = f"{self.location}/step-{step}"
+        before = None
+        with contextlib.suppress(CheckpointError, FileNotFoundError):
+            before = self._data(final, self.manifest(final))
+        self._write(f"{self._path(final)}/{MANIFEST}", self._read_named(address, MANIFEST))
+        self._write(f"{self._path(self.location)}/{_LATEST}", f"step-{step}\n".encode())
+        if before is not None and before != self._path(
+            address
+        ):  # the same step again after a restart from an older one
+            self._delete_folder(before)
+        self.prune(keep)
+        return final
+
+    def discard(self, pattern: str) -> None:
+        kept = self._data_in_use()
+        for info in self._list(f"{self.location}/data/{self.owner}"):
+            if fnmatchcase(info.base_name, pattern) and info.path not in kept:
+                self._delete_folder(info.path)
+
+    def prune(self, keep: int) -> list[str]:
+        best = self.best()
+        removed = [address for address in self.committed()[: -max(1, keep)] if address != best]
+        for address in removed:
+            data = None
+            with contextlib.suppress(CheckpointError):
+                data = self._data(address, self.manifest(address))
+            self._delete_folder(self._path(address))  # first, so that no half-removed checkpoint is committed
+            if data is not None:
+                self._delete_folder(data)
+        return removed
+
+    def mark_best(self, address: str) -> None:
+        self._write(f"{self._path(self.location)}/{_BEST}", (address.rpartition("/")[2] + "\n").encode())
+
+    def set_aside(self, addresses: Sequence[str]) -> str:
+        aside = f"{self.location}/{aside_name()}"
+        for address in addresses:
+            self._move_manifest(address, f"{aside}/{address.rpartition('/')[2]}", "../")
+        return aside
+
+    def set_damaged_aside(self, address: str) -> str:
+        self._move_manifest(address, f"{address}.damaged", "")
+        return address.rpartition("/")[2] + ".damaged"
+
+    def keep_journal(self, path: Path) -> None:
+        self._write(f"{self._path(self.location)}/{_JOURNAL}", path.read_bytes())
+
+    def fetch_journal(self, path: Path) -> None:
+        if not path.exists() or path.stat().st_size == 0:
+            with contextlib.suppress(FileNotFoundError):
+                content = self._read_named(self.location, _JOURNAL)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+
+    def check_access(self) -> None:
+        """Writes, reads and removes an object.
+
+        Raises:
+            CheckpointError: that is not allowed or not possible; says what to look at.
+        """
+        path = f"{self._path(self.location)}/access-{uuid.uuid4().hex[:12]}"
+        try:
+            self._write(path, b"paddlewheel\n")
+            self._read(path)
+            with _errors(path):
+                self._filesystem.delete_file(path)
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint.directory {self.location} cannot be written to: {error}. Does the bucket exist? {_REMEDY}"
+            ) from error
+
+    # -- inside
+
+    def _check_owner(self) -> None:
+        try:
+            owner = json.loads(self._read_named(self.location, _OWNER))["owner"]
+        except (FileNotFoundError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{self.location}/{_OWNER} is gone or broken: nobody may commit") from error
+        if owner != self.owner:
+            raise CheckpointError(f"another coordinator has taken over {self.location}: this one commits no more")
+
+    def _data_in_use(self) -> set[str]:
+        """Folders of files that something refers to which is committed, put aside or damaged."""
+        found = []
+        for info in self._list(self.location):
+            if info.base_name.startswith("step-"):
+                found.append(info.path)
+            elif info.base_name.startswith("set-aside-"):
+                found += [f"{info.path}/{inner.base_name}" for inner in self._list(self._address(info.path))]
+        addresses = [self._address(path) for path in found]
+        there = self._infos([f"{address}/{MANIFEST}" for address in addresses])
+        in_use = set()
+        for address, info in zip(addresses, there, strict=True):
+            if info.is_file:
+                with contextlib.suppress(CheckpointError):  # unreadable: its files cannot be found by anyone
+                    in_use.add(self._data(address, self.manifest(address)))
+        return in_use
+
+    def _address(self, path: str) -> str:
+        return self.location + path[len(self._root.rstrip("/")) :]
+
+    def _data(self, address: str, manifest: Mapping[str, Any]) -> str:
+        """Path of the folder that holds the files of a manifest; relative to the folder of steps it lies in."""
+        base = self.location if "/data/" in address[len(self.location) :] else address.rpartition("/")[0]
+        return posixpath.normpath(posixpath.join(self._path(base), str(manifest["data"])))
+
+    def _move_manifest(self, address: str, to: str, up: str) -> None:
+        text = self._read_named(address, MANIFEST)
+        with contextlib.suppress(CheckpointError):
+            body = checkpoint.parse_manifest(text, address)
+            text = checkpoint.manifest_text({**body, "data": up + body["data"]}).encode()
+        self._write(f"{self._path(to)}/{MANIFEST}", text)
+        self._delete_folder(self._path(address))
+
+    def _fetch_bytes(self, address: str, manifest: Mapping[str, Any], name: str) -> bytes:
+        expected = manifest["files"].get(name)
+        if expected is None:
+            raise CheckpointError(f"{address} is damaged: its manifest lacks {name}")
+        path = f"{self._data(address, manifest)}/{name}"
+        try:
+            content = self._read(path)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{address} is damaged: {name} is missing") from error
+        if xxhash.xxh3_128_hexdigest(content) != expected["xxh3_128"]:
+            raise CheckpointError(f"{address} is damaged: the hash of {name} differs from the manifest's")
+        return content
+
+    def _read_named(self, address: str, name: str) -> bytes:
+        try:
+            return self._read(f"{self._path(address)}/{name}")
+        except FileNotFoundError as error:
+            if name != MANIFEST:
+                raise
+            raise CheckpointError(f"{address} is no complete checkpoint: it has no {MANIFEST}") from error
+
+    def _read(self, path: str) -> bytes:
+        with _errors(path), self._filesystem.open_input_stream(path) as stream:
+            content: bytes = stream.read()
+            return content
+
+    def _write(self, path: str, content: bytes) -> None:
+        """One small object, as a whole."""
+        with _errors(path):
+            if self._has_folders:
+                self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+            with self._filesystem.open_output_stream(path) as stream:
+                stream.write(content)
+
+    def _send(self, source: Path | bytes, path: str) -> Facts:
+        digest, size = xxhash.xxh3_128(), 0
+        with _errors(path):
+            if self._has_folders:
+                self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+            with self._filesystem.open_output_stream(path) as stream:
+                for chunk in _chunks(source):
+                    self._go_on()
+                    stream.write(chunk)
+                    digest.update(chunk)
+                    size += len(chunk)
+        return {"bytes": size, "xxh3_128": digest.hexdigest()}
+
+    def _copy(self, path: str, to: Path | None, expected: Mapping[str, Any]) -> None:
+        """Reads an object through, into a file if one is named, and compares it with what is expected."""
+        digest, size = xxhash.xxh3_128(), 0
+        with contextlib.ExitStack() as stack:
+            out = stack.enter_context(to.open("wb")) if to is not None else None
+            try:
+                stack.enter_context(_errors(path))
+                stream = stack.enter_context(self._filesystem.open_input_stream(path))
+                while chunk := stream.read(_CHUNK_BYTES):
+                    self._go_on()
+                    digest.update(chunk)
+                    size += len(chunk)
+                    if out is not None:
+                        out.write(chunk)
+            except FileNotFoundError as error:
+                raise CheckpointError(f"{path} is missing") from error
+        if size != expected["bytes"] or digest.hexdigest() != expected["xxh3_128"]:
+            raise CheckpointError(
+                f"{path} is damaged: {size} bytes with hash {digest.hexdigest()}, instead of {expected['bytes']} with "
+                f"{expected['xxh3_128']}"
+            )
+
+    def _go_on(self) -> None:
+        if self._cancelled.is_set():
+            raise CancelledError("told to end")
+
+    def _for_each(self, action: Callable[[str], None], names: Iterable[str]) -> None:
+        with ThreadPoolExecutor(_NUM_THREADS) as pool:
+            tasks = [pool.submit(action, name) for name in names]
+            try:
+                for task in tasks:
+                    task.result()
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def _list(self, address: str) -> list[FileInfo]:
+        """What is directly below an address."""
+        from pyarrow.fs import FileSelector
+
+        with _errors(address):
+            found: list[FileInfo] = self._filesystem.get_file_info(
+                FileSelector(self._path(address), allow_not_found=True)
+            )
+        return found
+
+    def _files(self, path: str) -> list[FileInfo]:
+        from pyarrow.fs import FileSelector
+
+        with _errors(path):
+            found = self._filesystem.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
+        return [info for info in found if info.is_file]
+
+    def _infos(self, addresses: Sequence[str]) -> list[FileInfo]:
+        with _errors(self.location):
+            found: list[FileInfo] = self._filesystem.get_file_info([self._path(address) for address in addresses])
+        return found
+
+    def _delete_folder(self, path: str) -> None:
+        with _errors(path), contextlib.suppress(FileNotFoundError):
+            self._filesystem.delete_dir(path)
+
+
+def _chunks(source: Path | bytes) -> Iterator[bytes]:
+    if isinstance(source, bytes):
+        yield source
+        return
+    with source.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            yield chunk
+
+
+@contextlib.contextmanager
+def _errors(what: str) -> Iterator[None]:
+    """Pyarrow's own errors as StoreError; that something is not there stays FileNotFoundError."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (FileNotFoundError, StoreError):
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(f"{what}: {error}") from error
