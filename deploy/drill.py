@@ -41,8 +41,7 @@ class Cost:
     Attributes:
         detect_seconds: from the kill until the coordinator knew.
         again_seconds: from the kill until a step was trained that had not been trained in this incarnation before.
-        start_seconds: what starting servers and trainers takes without anything to load: the first incarnation's.
-        restore_seconds: the same with the checkpoint; the difference is the load.
+        load_seconds: of it, what trainer 0 took to restore: it reads and verifies the checkpoint, the servers load it.
         rows_replayed: trained again, because they came after the checkpoint.
         save_seconds: of the checkpoint: servers write, trainer 0 reads back and verifies; training waits.
         commit_seconds: until it has its name.
@@ -53,8 +52,7 @@ class Cost:
     num_servers: int
     detect_seconds: float
     again_seconds: float
-    start_seconds: float
-    restore_seconds: float
+    load_seconds: float
     rows_replayed: int
     save_seconds: float
     commit_seconds: float
@@ -64,10 +62,6 @@ class Cost:
     @property
     def save_megabytes_per_second(self) -> float:
         return self.num_bytes / 1e6 / max(1e-9, self.save_seconds + self.commit_seconds)
-
-    @property
-    def load_seconds(self) -> float:
-        return max(0.0, self.restore_seconds - self.start_seconds)
 
 
 @dataclass(frozen=True)
@@ -144,10 +138,7 @@ def to_json(costs: Sequence[Cost]) -> dict[str, Any]:
 
     return {
         "machine": describe(),
-        "costs": [
-            {**asdict(c), "load_seconds": c.load_seconds, "save_megabytes_per_second": c.save_megabytes_per_second}
-            for c in costs
-        ],
+        "costs": [{**asdict(c), "save_megabytes_per_second": c.save_megabytes_per_second} for c in costs],
         "projection": [asdict(p) for p in project(max(costs, key=lambda c: c.num_keys))],
     }
 
@@ -163,11 +154,15 @@ def table(costs: Sequence[Cost]) -> Iterator[str]:
         )
         yield f"| {c.num_keys:,} | {back} | {saved} |"
     yield ""
-    yield "If every server saves and loads as fast as one did with the most keys above (on shared cores):"
+    most = max(costs, key=lambda c: c.num_keys)
+    yield (
+        f"If every server saves and loads as fast as one did with the most keys above (on shared cores): seconds *"
+        f" {_PROJECTED_KEYS:,} / {most.num_keys:,} keys * {most.num_servers} / servers. Store and network are left out."
+    )
     yield ""
     yield "| keys | servers | GB | checkpoint s | load s |"
     yield "|---:|---:|---:|---:|---:|"
-    for p in project(max(costs, key=lambda c: c.num_keys)):
+    for p in project(most):
         size = f"{p.num_bytes / 1e9:,.0f}"
         yield f"| {p.num_keys:,} | {p.num_servers} | {size} | {p.save_seconds:,.0f} | {p.load_seconds:,.0f} |"
 
@@ -231,9 +226,13 @@ def _cost(job: JobConfig, saboteur: _Saboteur, num_servers: int, seconds: float)
     report = history.report(run_dir)
     if not report.exact:
         raise DrillError("a row was trained twice or left out")
+    causes = [record["cause"] for record in records if record["what"] == "lost"]
+    if len(causes) != 1:
+        raise DrillError(f"one loss was planned, there were {len(causes)}: {'; '.join(causes)}")
     lost = next(record for record in records if record["what"] == "lost")
+    again = [record for record in records if record["what"] == "running"][1]
     committed = next(record for record in records if record["what"] == "committed")
-    first, second = report.incarnations[:2]
+    first = report.incarnations[0]
     cursor = next(record["cursor"] for record in records if record["what"] == "committing")
     num_keys = _NUM_FEATURES * min(cursor["rows"], sum(rows for epoch, _, _, rows in cursor["spans"] if epoch == 0))
     return Cost(
@@ -241,8 +240,7 @@ def _cost(job: JobConfig, saboteur: _Saboteur, num_servers: int, seconds: float)
         num_servers=num_servers,
         detect_seconds=lost["time"] - lost["halting_seconds"] - saboteur.hit_at,
         again_seconds=saboteur.again_at - saboteur.hit_at,
-        start_seconds=(first.running or first.began) - first.began,
-        restore_seconds=(second.running or second.began) - second.began,
+        load_seconds=again["load_seconds"],
         rows_replayed=first.rows_replayed or 0,
         save_seconds=committed["save_seconds"],
         commit_seconds=committed["commit_seconds"],

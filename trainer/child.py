@@ -33,7 +33,7 @@ def run(spec_line: str, link: AgentLink, signals: Signals) -> int:
                 incarnation = Incarnation(Spec.from_json(json.loads(spec_line)), link, signals, resources)
             except ValueError as error:
                 raise _FixJobError(str(error)) from error
-            link.event("ready", step=incarnation.first_step)
+            link.event("ready", step=incarnation.first_step, load_seconds=incarnation.load_seconds)
             result = incarnation.run()
             if result is None:
                 return EXIT_STOPPED

@@ -73,7 +73,9 @@ class DenseSync:
             try:
                 self._group.all_reduce(tensor, self._core.ReduceOp.SUM, True).wait()
             except Exception as error:
-                raise PeerLostError(f"AllReduce over {self.num_trainers} trainers failed: {error}") from error
+                late = "TIMEOUT" in str(error)
+                why = "another trainer did not come to it within 30 s, gloo's limit" if late else str(error)
+                raise PeerLostError(f"AllReduce over {self.num_trainers} trainers failed: {why}") from error
         return array
 
     @staticmethod

@@ -170,10 +170,13 @@ class Incarnation:
         self._best_checkpoint: str | None = None
         self._curve = LossCurve()
         self._warm_start: dict[str, Any] | None = None
+        started = time.monotonic()
         if spec.restore is not None:
             self._restore(spec.restore)
         elif spec.mode == "train" and job.warm_start is not None:
             self._begin_warm()
+        self.load_seconds = time.monotonic() - started
+        """What restoring has taken this trainer; on trainer 0 the servers' load is part of it."""
         self._sync.rendezvous()  # trainer 0 may have loaded for long
         self._check_identical()
         self._started = self._reported = time.monotonic()

@@ -518,6 +518,7 @@ def _for_pods(job: JobConfig, name: str, options: KubernetesOptions) -> JobConfi
         ("data.fitted", job.data.fitted, mounted),
         ("data.quarantine_directory", job.data.quarantine_directory, [RUNS_PATH]),
         ("checkpoint.directory", job.checkpoint.directory, [RUNS_PATH]),
+        ("checkpoint.staging", job.checkpoint.staging, [RUNS_PATH]),
         ("warm_start.source", job.warm_start.source if job.warm_start else None, mounted),
     ]
     for key, value, roots in places:

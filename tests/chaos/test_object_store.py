@@ -23,6 +23,7 @@ from trainer.object_store import ObjectStore
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 StartJob = Callable[..., ChaosJob]
+FEW_PARTS = {"default": {"width": 4, "shards": 12, "optimizer": {"rule": "adagrad", "learning_rate": 0.1}}}
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def wait_for_half_an_upload(job: ChaosJob, location: str) -> None:
 def test_a_loss_in_the_middle_of_an_upload(
     start_job: StartJob, undisturbed_auc: float, location: str, victim: str, seed: int
 ) -> None:
-    job = start_job(seed, checkpoint={"every_steps": 15, "directory": location})
+    job = start_job(seed, tables=FEW_PARTS, checkpoint={"every_steps": 15, "directory": location})
     wait_for_half_an_upload(job, location)
     pids = {
         "server_host": lambda: job.pid_of("pserver", 0, "agent"),
@@ -94,7 +95,7 @@ def stopped(address_of: str) -> Iterator[None]:
 def test_training_goes_on_while_the_store_does_not_answer(
     start_job: StartJob, undisturbed_auc: float, location: str
 ) -> None:
-    job = start_job(75, checkpoint={"every_steps": 15, "directory": location})
+    job = start_job(75, tables=FEW_PARTS, checkpoint={"every_steps": 15, "directory": location})
     job.wait_for_commits(1)
     with stopped(os.environ["AWS_ENDPOINT_URL"]):
         job.hit_at = time.time()
@@ -126,7 +127,8 @@ def test_hosts_that_share_nothing(start_job: StartJob, undisturbed_auc: float, l
     }
     (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(hosts))
     checkpoint = {"every_steps": 15, "directory": location, "staging": str(disk)}
-    job = start_job(76, arguments=["--hosts", str(tmp_path / "hosts.yaml")], checkpoint=checkpoint)
+    settings = {"tables": FEW_PARTS, "checkpoint": checkpoint}
+    job = start_job(76, arguments=["--hosts", str(tmp_path / "hosts.yaml")], **settings)
     job.wait_for_commits(2)
     job.hit(job.pid_of("pserver", 1, "agent"))
     job.wait_for(lambda s: s.incarnation >= 2 and s.phase == "running", "the second incarnation")
@@ -135,7 +137,7 @@ def test_hosts_that_share_nothing(start_job: StartJob, undisturbed_auc: float, l
     job.finish(143)
     assert not list(disk.iterdir()), "nothing was written outside of the hosts' own disks"
     shutil.rmtree(job.run_dir)
-    again = start_job(77, cluster={"servers": 3, "trainers": 1}, checkpoint=checkpoint)
+    again = start_job(77, cluster={"servers": 3, "trainers": 1}, **settings)
     outcome = again.finish()
     report = check_run(again, outcome, None, location)
     assert outcome["result"]["eval"]["auc"] > undisturbed_auc - AUC_TOLERANCE

@@ -470,6 +470,7 @@ class Control:
         self._lineage = Lineage(plan.num_trainers, plan.num_epochs, start.cursor, {"job": identity(plan.job)})
         self._asking: dict[int, Any] = {}  # the number of each trainer's request for the cursor that is under way
         self._hosts: tuple[Any, dict[int, dict[str, Any]]] | None = None  # request of trainer 0; answers by server
+        self._load_seconds: float | None = None  # of this incarnation's restore
         self._committing: Commit | None = None
         self._commit_request: tuple[int, Any] | None = None  # incarnation and number of trainer 0's request
         self._checkpoint_due_at: float | None = None
@@ -578,6 +579,8 @@ class Control:
     def _child_said(self, seat: Seat, said: dict[str, Any], now: float) -> None:
         kind = said.get("event")
         if kind == "ready":
+            if seat.member == Member(Role.TRAINER, 0):
+                self._load_seconds = said.get("load_seconds")
             self._child_ready(seat, now)
         elif kind == "progress":
             if any(said.get(key) != seat.progress.get(key) for key in ("step", "rows", "epoch", "phase")):
@@ -908,7 +911,7 @@ class Control:
             for seat in self.seats_of(Role.TRAINER):
                 seat.moved_at = now
             self._plan_next_checkpoint(now)
-            record = {"what": "running", "incarnation": self.incarnation}
+            record = {"what": "running", "incarnation": self.incarnation, "load_seconds": self._load_seconds}
             self._note("info", f"all {self.plan.num_trainers} trainers are ready", record)
 
     def _leave_running(self, now: float) -> None:
