@@ -9,8 +9,8 @@ end.
       - {name: node1, address: 10.0.0.11, servers: 1, trainers: 1}
       - {name: node2, address: 10.0.0.12, servers: 1, trainers: 1, first_port: 7100}
 
-Every machine has paddlewheel, and sees the job's data and its checkpoint folder under the same paths; checkpoints may be
-in an object store instead.
+Every machine has paddlewheel, and sees the job's data and its checkpoint folder under the same paths; checkpoints may
+be in an object store instead.
 """
 
 from __future__ import annotations

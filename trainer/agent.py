@@ -25,7 +25,7 @@ from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -53,10 +53,12 @@ from trainer.process import (
     start,
 )
 from trainer.processor import math_environment
-from trainer.staging import Host
 from trainer.telemetry import Telemetry, WebSecurityError, WebServer, metrics_app
 from trainer.telemetry.discovery import TargetFile
 from trainer.telemetry.probes import ServerProbe, gpu_probe
+
+if TYPE_CHECKING:
+    from trainer.staging import Host
 
 _ROLES = {"pserver": pb.ROLE_PSERVER, "trainer": pb.ROLE_TRAINER}
 _NUM_TAIL_LINES = 30
@@ -318,6 +320,8 @@ class Agent:
         )
         spec = json.loads(order.spec_json)
         if self._options.role == "pserver" and spec.get("staging"):
+            from trainer.staging import Host  # with NumPy, which no other agent needs
+
             self._host = Host(spec)
         self._child = child
         self._telemetry.child_started(order.incarnation)

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pserver.checkpoint import SavedTable
     from pserver.client import Client
 
@@ -105,6 +105,7 @@ class Draft:
             cursor: what rows the model has seen; JSON values.
             facts: what else the manifest tells (job, tables, metrics); JSON values.
         """
+        import numpy as np
         from safetensors.numpy import save_file
 
         save_file({k: np.ascontiguousarray(v) for k, v in dense.items()}, self.path / DENSE)

@@ -205,7 +205,8 @@ class Trainer:
                 time.sleep(self.plan.get("step_seconds", 0.02))
             every = self.spec["job"]["checkpoint"]["every_steps"]
             due = every is not None and self.rank == 0 and (self.step + 1) % every == 0
-            rows, checkpoint, stop = self.agree(trained, self.checkpoint or due, self.stop)
+            stop = self.stop  # read first: the checkpoint that comes with it was noted before
+            rows, checkpoint, stop = self.agree(trained, self.checkpoint or due, stop)
             self.step += 1
             self.rows += rows
             self.child.emit(

@@ -1,0 +1,16 @@
+"""Agents and the coordinator are many and light: they start fast, and take little memory beside their children."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("module", ["trainer.agent", "trainer.coordinator.service", "deploy.launcher"])
+def test_what_supervises_imports_nothing_heavy(module: str) -> None:
+    heavy = ("numpy", "pyarrow", "pandas", "paddle", "safetensors")
+    code = f"import {module}, sys; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
