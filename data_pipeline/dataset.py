@@ -111,8 +111,9 @@ class Dataset:
         require_fitted: bool = True,
         carried: Iterable[str] = (),
         on_progress: Callable[[int, int], None] | None = None,
+        keep: Callable[[SourceFile], bool] = lambda _: True,
     ) -> "Dataset":
-        """Finds the files and checks every footer against the job.
+        """Finds the files that are to be kept and checks every footer against the job.
 
         `on_progress(done, total)` is called from this thread. `require_fitted` is False for the pass that makes
         `data.fitted`. `carried` are columns to read that the job does not need; every file must have them. Raises
@@ -122,7 +123,8 @@ class Dataset:
         carried = tuple(dict.fromkeys(carried))
         if require_fitted:
             Fitted.load(config)
-        sources = discover((paths,) if isinstance(paths, str) else paths, hive=config.partitions == "hive")
+        found = discover((paths,) if isinstance(paths, str) else paths, hive=config.partitions == "hive")
+        sources = [source for source in found if keep(source)]
         files: list[DataFile] = []
         skipped: list[str] = []
         with concurrent.futures.ThreadPoolExecutor(max(1, min(threads, len(sources)))) as pool:

@@ -27,15 +27,17 @@ from typing import IO, Any, Literal
 import grpc.aio
 import psutil
 
+from data_pipeline.days import find_days, parse_day, parse_days
 from deploy.display import Display, choose_display, duration
 from deploy.hosts import HostsConfig
 from trainer import warm_start
-from trainer.config import JobConfig
+from trainer.config import ConfigError, JobConfig, Problem
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from trainer.coordinator import resume as resuming
 from trainer.coordinator.plan import JobPlan
 from trainer.coordinator.security import Security
+from trainer.days import DaysConfig, choose
 from trainer.process import (
     EXIT_DONE,
     EXIT_FIX_JOB,
@@ -116,8 +118,12 @@ class RunOutcome:
 
 
 def plan_of(job: JobConfig, mode: Mode = "train", *, restore: str | None = None, resume: Resume = "auto") -> JobPlan:
-    """What the coordinator of this job is given."""
-    return JobPlan(
+    """What the coordinator of this job is given.
+
+    Raises:
+        ConfigError, DataError, DaysError, ResumeError: the days of the job cannot be trained.
+    """
+    plan = JobPlan(
         name=job.name,
         mode=mode,
         num_servers=job.cluster.servers,
@@ -131,6 +137,25 @@ def plan_of(job: JobConfig, mode: Mode = "train", *, restore: str | None = None,
         http_address=metrics_address(job, "coordinator"),
         targets=str(targets_folder(job)),
     )
+    return plan if mode == "evaluate" or job.train.days is None else _with_days(plan, job, job.train.days)
+
+
+def _with_days(plan: JobPlan, job: JobConfig, days: DaysConfig) -> JobPlan:
+    """The plan with the days that are trained and those that are to be."""
+    if days.range is None:
+        raise ConfigError(
+            job.name,
+            [Problem("train.days.range", "is missing: say which days to train, such as --days 2026-01-01..2026-01-07")],
+        )
+    trained, current = resuming.days_behind(resuming.examine(plan).cursor)
+    chosen = choose(
+        parse_days(days.range),
+        find_days(job.data.train, days.column),
+        trained=[parse_day(day) for day in trained],
+        current=parse_day(current) if current is not None else None,
+        skip_missing=days.skip_missing,
+    )
+    return plan.model_copy(update={"days": tuple(day.isoformat() for day in chosen)})
 
 
 def metrics_address(job: JobConfig, role: str, rank: int = 0) -> str | None:
@@ -204,7 +229,7 @@ def _nothing_to_do(plan: JobPlan, result: dict[str, Any], log_dir: Path) -> RunO
         exit_code=EXIT_DONE,
         cause="",
         culprit="",
-        detail=f"{plan.name} is trained already; --fresh trains it again, a larger train.epochs goes on.",
+        detail=f"{plan.name} is trained already; --fresh trains it again, more train.epochs or later --days go on.",
         result=result,
         run_dir=Path(plan.run_dir),
         log_dir=log_dir,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
+from data_pipeline.days import Day, day_of, find_days, parse_days
 from data_pipeline.loader import Loader
+from data_pipeline.sources import SourceFile
 from pserver import requirements
 from trainer import warm_start
 from trainer.checkpoints import open_checkpoints
@@ -51,11 +54,19 @@ def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train") -> Prefl
             job.name,
             [Problem(f"data.{needed}", f"is empty; `paddlewheel {mode}` needs a file, a folder or a glob there")],
         )
+    if mode == "train":
+        _check_lifecycles(job)
     datasets = {}
     for part in ("train", "eval"):
         paths = getattr(job.data, part)
         if paths and not (part == "train" and mode == "evaluate"):
-            datasets[part] = Dataset.open(paths, job.data)
+            keep: Callable[[SourceFile], bool] = _every
+            if part == "train" and job.train.days is not None:
+                wanted = set(parse_days(job.train.days.range)) if job.train.days.range else set[Day]()
+                if not wanted.intersection(find_days(paths, job.train.days.column)):
+                    continue  # the choice of days will tell, or they are trained already
+                keep = _in_days(wanted, job.train.days.column)
+            datasets[part] = Dataset.open(paths, job.data, keep=keep)
             _read_first_rows(datasets[part], job.data)
     if "train" in datasets and "eval" in datasets:
         datasets["train"].agree_with(datasets["eval"])
@@ -74,6 +85,36 @@ def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train") -> Prefl
         eval_rows=datasets["eval"].num_rows if "eval" in datasets else None,
         skipped_files=tuple(reason for dataset in datasets.values() for reason in dataset.skipped_files),
     )
+
+
+def _every(_: SourceFile) -> bool:
+    return True
+
+
+def _in_days(wanted: set[Day], column: str) -> Callable[[SourceFile], bool]:
+    """Files of the days that a job trains; other days may not even be readable yet."""
+    return lambda source: day_of(source, column) in wanted
+
+
+def _check_lifecycles(job: JobConfig) -> None:
+    """Decay and eviction happen at day boundaries: they must come."""
+    idle = [
+        name
+        for name in job.data.tables
+        if job.tables[name].lifecycle.changes_keys and job.tables[name].lifecycle.every_rows is None
+    ]
+    if idle and job.train.days is None:
+        raise ConfigError(
+            job.name,
+            [
+                Problem(
+                    f"tables.{name}.lifecycle",
+                    "decays or deletes keys at day boundaries, but this job has none: train by days (--days), or set "
+                    f"tables.{name}.lifecycle.every_rows",
+                )
+                for name in idle
+            ],
+        )
 
 
 def _read_first_rows(dataset: Dataset, config: DataConfig) -> None:

@@ -144,6 +144,11 @@ def _num_state(config: TableConfig, width: int) -> int:
     ]
 
 
+def row_bytes(config: TableConfig) -> int:
+    """Bytes of a key's row in a server, with its embedding: the key and every float. Memory: README.md has figures."""
+    return 8 + 4 * (_NUM_FIXED + config.width + sum(state_widths(config)))
+
+
 def max_bytes_per_row(config: TableConfig) -> int:
     """Longest line of a saved table: a key of 20 digits, and floats such as " -1.23457e-05"."""
     return 21 + 13 * (_NUM_FIXED + config.width + sum(state_widths(config)))
@@ -245,6 +250,22 @@ def verify(saved: SavedTable) -> None:
                 f"{saved.folder / part.name} has changed since it was written: {now.num_rows} rows instead of "
                 f"{part.num_rows}, hash {now.xxh3_128} instead of {part.xxh3_128}"
             )
+
+
+def count_embeddings(saved: SavedTable) -> int:
+    """How many rows have an embedding; counts the columns without reading them."""
+    if saved.config.admission is None:
+        return saved.num_rows
+    num_first, num_embedding = state_widths(saved.config)
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        num_spaces = sum(pool.map(_count_spaces, saved.paths()))
+    beyond = num_spaces - saved.num_rows * (_NUM_FIXED + num_first)
+    return beyond // (saved.config.width + num_embedding)
+
+
+def _count_spaces(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(block.count(b" ") for block in iter(partial(file.read, _BLOCK_BYTES), b""))
 
 
 def check_fits(saved: SavedTable, name: str, config: TableConfig, seed: int) -> None:

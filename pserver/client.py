@@ -21,7 +21,7 @@ from pserver.initial import Initializer
 from pserver.wire import Buffer, Command, Connection, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -182,18 +182,21 @@ class Client:
 
     # ---- tables as a whole --------------------------------------------------------------------------------------
 
-    def save(self, directory: Path, *, advance_day: bool = False) -> dict[str, checkpoint.SavedTable]:
+    def save(self, directory: Path, *, advance_day: bool | Collection[str] = False) -> dict[str, checkpoint.SavedTable]:
         """Write every table to `directory/<table>/` (which must not exist yet), read it back, and describe it.
 
         The servers write, so the directory must be one that they and this process see under the same path. Nothing
-        may be pushed meanwhile. advance_day: afterwards, add one to the unseen days of every key in the servers (not
-        in the files). Raises CheckpointError or ServerError; then nothing under `directory` counts.
+        may be pushed meanwhile. advance_day (of all tables, or of those named): afterwards, add one to the unseen days
+        of every key in the servers (not in the files). Raises CheckpointError or ServerError; then nothing under
+        `directory` counts.
         """
         checkpoint.check_path(directory)
         num_keys = {name: sum(self._num_keys(t)) for name, t in self._tables.items()}
         self._check_space(directory, num_keys)
-        mode = _SAVE_AND_ADVANCE_DAY if advance_day else _SAVE
-        return {name: self._save_table(t, directory / name, num_keys[name], mode) for name, t in self._tables.items()}
+        modes = self._save_modes(advance_day)
+        return {
+            name: self._save_table(t, directory / name, num_keys[name], modes[name]) for name, t in self._tables.items()
+        }
 
     def load(self, directory: Path, *, tables: Iterable[str] | None = None) -> None:
         """Load tables (None: all of this client) saved by `save`, by any number of servers, into servers without keys.
@@ -214,7 +217,11 @@ class Client:
         return tuple(int(sum(each)) for each in zip(*sizes, strict=True))
 
     def save_apart(
-        self, directories: Sequence[Path], collect: Callable[[], Sequence[Mapping[str, Sequence[checkpoint.Part]]]]
+        self,
+        directories: Sequence[Path],
+        collect: Callable[[], Sequence[Mapping[str, Sequence[checkpoint.Part]]]],
+        *,
+        advance_day: bool | Collection[str] = False,
     ) -> dict[str, checkpoint.SavedTable]:
         """As `save`, where each server writes its parts below its own of the directories, on its own host.
 
@@ -225,8 +232,9 @@ class Client:
         for directory in directories:
             checkpoint.check_path(directory)
         num_keys = {name: sum(self._num_keys(t)) for name, t in self._tables.items()}
+        modes = self._save_modes(advance_day)
         for name, t in self._tables.items():
-            self._ask_everyone(Command.SAVE_ONE_TABLE, t, [[str(d / name).encode(), _SAVE] for d in directories])
+            self._ask_everyone(Command.SAVE_ONE_TABLE, t, [[str(d / name).encode(), modes[name]] for d in directories])
         found = collect()
         saved = {}
         for name, t in self._tables.items():
@@ -248,10 +256,13 @@ class Client:
             self._ask_everyone(Command.LOAD_ONE_TABLE, t, [[str(d / name).encode(), _SAVE] for d in directories])
             self._check_loaded(t, saved[name])
 
-    def end_day(self) -> None:
-        """Day boundary of every table: decay shows and clicks, then delete keys as `lifecycle` says."""
-        for t in self._tables.values():
-            self._ask_everyone(Command.SHRINK_TABLE, t, self._for_all([b"0"]))
+    def end_day(self, tables: Collection[str] | None = None) -> None:
+        """Day boundary of these tables (None: all): decay shows and clicks, then delete keys as `lifecycle` says.
+
+        Nothing may be pulled or pushed meanwhile.
+        """
+        for name in self._named(tables is None or tables):
+            self._ask_everyone(Command.SHRINK_TABLE, self._tables[name], self._for_all([b"0"]))
 
     def num_keys(self) -> dict[str, tuple[int, ...]]:
         """Keys of each table on each server, in rank order."""
@@ -284,6 +295,17 @@ class Client:
         self.close()
 
     # ---- inside -------------------------------------------------------------------------------------------------
+
+    def _named(self, tables: bool | Collection[str]) -> tuple[str, ...]:
+        if isinstance(tables, bool):
+            return tuple(self._tables) if tables else ()
+        unknown = sorted(set(tables) - set(self._tables))
+        assert not unknown, unknown
+        return tuple(name for name in self._tables if name in tables)
+
+    def _save_modes(self, advance_day: bool | Collection[str]) -> dict[str, bytes]:
+        advanced = self._named(advance_day)
+        return {name: _SAVE_AND_ADVANCE_DAY if name in advanced else _SAVE for name in self._tables}
 
     def _num_keys(self, t: _Table) -> tuple[int, ...]:
         replies = self._ask_everyone(Command.PRINT_TABLE_STAT, t, self._for_all([]))

@@ -89,6 +89,12 @@ Optimizer = Annotated[Sgd | AdaGrad | AdaGradElementwise | Adam | AdamShared, Fi
 class Lifecycle(_Frozen):
     """What a day boundary does to a key. Scores are in the unit of the table's score weights."""
 
+    every_rows: int | None = Field(
+        default=None,
+        ge=1,
+        description="Rows of all trainers between day boundaries, for data without days; null: only `train.days` makes "
+        "boundaries.",
+    )
     show_click_decay: float = Field(
         default=1.0, gt=0, le=1, description="Shows and clicks of every key are multiplied by this at a day boundary."
     )
@@ -100,6 +106,11 @@ class Lifecycle(_Frozen):
         ge=1,
         description="A key not trained for more than this many day boundaries is deleted; null: never.",
     )
+
+    @property
+    def changes_keys(self) -> bool:
+        """Whether a day boundary does anything to a key."""
+        return self.show_click_decay < 1 or self.delete_below_score > 0 or self.delete_after_unseen_days is not None
 
 
 class TableConfig(_Frozen):

@@ -260,7 +260,10 @@ class Agent:
         while True:
             beat = self._child.measure() if self._child is not None else pb.Heartbeat()
             if self._child is not None:
-                self._telemetry.child_measured(beat.child_memory_bytes, beat.child_cpu_seconds)
+                left = self._telemetry.child_measured(beat.child_memory_bytes, beat.child_cpu_seconds)
+                if left is not None:
+                    beat.seconds_to_limit = left
+            beat.memory_limit_bytes = self._telemetry.memory_limit_bytes
             self._outbox.put_nowait(pb.AgentMessage(heartbeat=beat))
             await asyncio.sleep(seconds)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,9 +91,9 @@ class Draft:
         """The folder, as text."""
         return str(self.path)
 
-    def save(self, client: Client) -> dict[str, SavedTable]:
-        """Have the servers save their tables. Raises CheckpointError or ServerError."""
-        return client.save(self.sparse)
+    def save(self, client: Client, *, advance_day: Collection[str] = ()) -> dict[str, SavedTable]:
+        """Have the servers save their tables; advance_day: see `Client.save`. Raises CheckpointError or ServerError."""
+        return client.save(self.sparse, advance_day=advance_day)
 
     def finish(
         self, *, dense: Mapping[str, NDArray[Any]], cursor: Mapping[str, Any], facts: Mapping[str, Any]

@@ -214,6 +214,7 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
             "train.evaluation.metric",
             f"{watch.metric} is an AUC within groups: give data.group, the column of the group",
         )
+    yield from _check_days(job)
     for index, feature in enumerate(job.data.sparse):
         if feature.table not in job.tables:
             yield Problem(
@@ -276,6 +277,37 @@ def _check_store(config: CheckpointConfig) -> Iterator[Problem]:
             "checkpoint.directory",
             "holds options after ? or #: set AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and the like in the environment of "
             "every process instead.",
+        )
+
+
+def _check_days(job: JobConfig) -> Iterator[Problem]:
+    """Day boundaries: they come by days or by rows."""
+    step_rows = job.data.batch_rows * job.cluster.trainers
+    for name, table in job.tables.items():
+        every = table.lifecycle.every_rows
+        if every is not None and job.train.days is not None:
+            yield Problem(
+                f"tables.{name}.lifecycle.every_rows",
+                "is for data without days; with train.days (--days) each day ends with a boundary: leave one out",
+            )
+        elif every is not None and every < step_rows:
+            yield Problem(
+                f"tables.{name}.lifecycle.every_rows",
+                f"is {every}, less than the {step_rows} rows of a step (data.batch_rows x cluster.trainers): they fall "
+                "between steps, so give at least that",
+            )
+    if job.train.days is None:
+        return
+    if job.train.epochs != 1:
+        yield Problem("train.epochs", f"is {job.train.epochs}, but with train.days each day is trained once: give 1")
+    if job.train.days.publish is not None and "://" in job.checkpoint_location:
+        yield Problem(
+            "train.days.publish",
+            "is made of checkpoints in a folder, but checkpoint.directory is in an object store: leave one of them out",
+        )
+    if job.data.partitions != "hive":
+        yield Problem(
+            "data.partitions", f"is {job.data.partitions!r}, but train.days finds days by folders: give 'hive'"
         )
 
 

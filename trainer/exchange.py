@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from typing_extensions import Self
 
 from data_pipeline.batch import Batch, TableKeys
 from pserver.client import Client
+from trainer.growth import Growth
 from trainer.telemetry import DurationHistogram
 
 Floats = NDArray[np.float32]
@@ -54,6 +56,14 @@ class Traffic:
     ready_batches: int = 0
 
 
+class _Ready(NamedTuple):
+    """A batch with what was pulled for it. era: how many day boundaries the pull had behind it."""
+
+    batch: Batch
+    rows: dict[str, Floats]
+    era: int
+
+
 class Exchange:
     """Iterator of (batch, pulled values by table); `push` or `skip` must follow each item, in order.
 
@@ -64,6 +74,7 @@ class Exchange:
         embedding_l2: L2 penalty per occurrence, added to the gradients before the push.
         wait_for_all: a push counts as applied only after `release`, so that several trainers can keep one step.
         traffic: counts what is moved.
+        growth: counts keys that are new; None: nobody asks.
     """
 
     def __init__(
@@ -75,6 +86,7 @@ class Exchange:
         embedding_l2: float = 0.0,
         wait_for_all: bool = False,
         traffic: Traffic | None = None,
+        growth: Growth | None = None,
     ) -> None:
         self._client, self._batches, self._l2 = client, batches, embedding_l2
         self._staleness = max_staleness_steps
@@ -84,12 +96,12 @@ class Exchange:
         self._changed = threading.Condition()
         self._closed = False
         self._error: BaseException | None = None
-        self._ready: queue.Queue[tuple[Batch, dict[str, Floats]] | BaseException] = queue.Queue(
-            maxsize=max_staleness_steps + 1
-        )
+        self._ready: queue.Queue[_Ready | BaseException] = queue.Queue(maxsize=max_staleness_steps + 1)
         self._pushes: queue.Queue[tuple[Batch, Mapping[str, Floats], Mapping[str, Floats]] | None] = queue.Queue()
         self._taken = 0
-        self._traffic = traffic or Traffic()
+        self._pulling = self._held = False
+        self._era = 0
+        self._traffic, self._growth = traffic or Traffic(), growth
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for name, work in (("pull", self._pull_all), ("push", self._push_all))
@@ -108,11 +120,12 @@ class Exchange:
                 break
             except queue.Empty:
                 continue
-        if isinstance(item, tuple):
-            self._taken += 1
-            return item
-        self._ready.put(item)
-        raise item
+        if isinstance(item, BaseException):
+            self._ready.put(item)
+            raise item
+        rows = item.rows if item.era == self._era else self._pull(item.batch)
+        self._taken += 1
+        return item.batch, rows
 
     def push(self, batch: Batch, rows: Mapping[str, Floats], gradients: Mapping[str, Floats]) -> None:
         """Send the gradients of the item just taken; returns at once."""
@@ -134,6 +147,21 @@ class Exchange:
         with self._changed:
             self._released = self._settled
             self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """No pull is in flight inside; what was pulled before is pulled again after. Drain first: then nothing is."""
+        with self._changed:
+            self._held = True
+            while self._pulling:
+                self._changed.wait()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held = False
+                self._era += 1
+                self._changed.notify_all()
 
     def close(self) -> None:
         """End both threads. Batches pulled but not taken are dropped."""
@@ -176,20 +204,41 @@ class Exchange:
         try:
             for number, batch in enumerate(self._batches):
                 with self._changed:
-                    while self._released < number - self._staleness and not self._closed and self._error is None:
+                    while self._must_wait(number) and not self._closed and self._error is None:
                         self._changed.wait()
                     if self._closed or self._error is not None:
                         return
                     self._traffic.staleness_steps = number - self._settled
-                start = time.perf_counter()
-                rows = {name: self._client.pull(name, keys.keys_U) for name, keys in batch.tables.items()}
-                self._count_pull(time.perf_counter() - start, rows)
-                self._ready.put((batch, rows))
+                    self._pulling, era = True, self._era
+                try:
+                    rows = self._pull(batch, self._growth)
+                finally:
+                    with self._changed:
+                        self._pulling = False
+                        self._changed.notify_all()
+                self._ready.put(_Ready(batch, rows, era))
                 self._traffic.ready_batches = self._ready.qsize()
         except BaseException as error:  # noqa: BLE001  raised again in the training thread
             self._ready.put(error)
         else:
             self._ready.put(StopIteration())
+
+    def _must_wait(self, number: int) -> bool:
+        """Whether batch `number` may not be pulled yet."""
+        return self._held or self._released < number - self._staleness
+
+    def _pull(self, batch: Batch, growth: Growth | None = None) -> dict[str, Floats]:
+        start = time.perf_counter()
+        if growth is None:
+            rows = {name: self._client.pull(name, keys.keys_U) for name, keys in batch.tables.items()}
+        else:
+            pulled = {name: self._client.pull_with_counts(name, keys.keys_U) for name, keys in batch.tables.items()}
+            rows = {name: found.values_UW for name, found in pulled.items()}
+            growth.observe(batch, {name: found.shows_U for name, found in pulled.items()})
+        self._traffic.pulls.observe(time.perf_counter() - start)
+        self._traffic.pulled_keys += sum(len(values) for values in rows.values())
+        self._traffic.pulled_bytes += sum(values.nbytes for values in rows.values())
+        return rows
 
     def _push_all(self) -> None:
         try:
@@ -200,11 +249,6 @@ class Exchange:
                 self._settle()
         except BaseException as error:  # noqa: BLE001  raised again in the training thread
             self._fail(error)
-
-    def _count_pull(self, seconds: float, rows: Mapping[str, Floats]) -> None:
-        self._traffic.pulls.observe(seconds)
-        self._traffic.pulled_keys += sum(len(values) for values in rows.values())
-        self._traffic.pulled_bytes += sum(values.nbytes for values in rows.values())
 
     def _push(self, batch: Batch, rows: Mapping[str, Floats], gradients: Mapping[str, Floats]) -> None:
         for name, keys in batch.tables.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,25 +19,31 @@ import xxhash
 from data_pipeline.batch import Batch, Span
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset, Slice, assign, plan_epoch
+from data_pipeline.days import open_days, parse_day
 from data_pipeline.errors import DataError
 from data_pipeline.loader import Loader
+from pserver import chain
+from pserver.checkpoint import open_table
 from pserver.client import Client
 from pserver.config import Tables
 from trainer import checkpoint, native, warm_start
-from trainer.checkpoints import is_remote, open_address
+from trainer.checkpoints import is_remote, open_address, open_checkpoints
 from trainer.config import JobConfig
 from trainer.curve import LossCurve
 from trainer.dense_sync import DenseSync
+from trainer.epochs import Epochs
 from trainer.evaluate import evaluate
 from trainer.exchange import Exchange, Traffic
+from trainer.growth import Growth
 from trainer.ledger import SpanLog
+from trainer.lifecycle import Lifecycle
 from trainer.link import AgentLink
 from trainer.loop import Progress, Signals, TrainLoop
 from trainer.object_store import ObjectStore, RemoteCheckpoint
 from trainer.program import DenseProgram, ListFeature, TableLayout
 from trainer.sampling import logit_shift, sample_negatives
 from trainer.schedule import rate_factor
-from trainer.staging import RemoteDraft, StagingPlan, load_remote
+from trainer.staging import RemoteDraft, StagingPlan, load_remote, tables_of
 from trainer.stopping import BestSoFar, due, due_after_epoch
 from trainer.telemetry import DurationHistogram
 
@@ -68,6 +74,12 @@ class Spec:
     incarnation: int
     restore: str | None
     staging: StagingPlan | None = None
+    days: tuple[str, ...] | None = None
+
+    @property
+    def num_epochs(self) -> int:
+        """Passes over the training data, or days."""
+        return self.job.train.epochs if self.days is None else len(self.days)
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Spec:
@@ -84,6 +96,7 @@ class Spec:
             incarnation=raw.get("incarnation", 1),
             restore=raw.get("restore"),
             staging=StagingPlan.from_json(raw["staging"]) if raw.get("staging") else None,
+            days=tuple(raw["days"]) if raw.get("days") is not None else None,
         )
 
 
@@ -115,7 +128,7 @@ class Incarnation:
 
     def __init__(self, spec: Spec, link: AgentLink, signals: Signals, resources: ExitStack) -> None:
         self._spec, self._link, self._signals = spec, link, signals
-        self._traffic, self._log = Traffic(), SpanLog()
+        self._traffic, self._growth, self._log = Traffic(), Growth(), SpanLog()
         self._lease_waits = DurationHistogram()
         self._data_counters: Counter[str] = Counter()
         self._loader: Loader | None = None
@@ -124,9 +137,9 @@ class Incarnation:
         link.event("phase", phase="loading")
         job = spec.job
         used = {name: job.tables[name] for name in job.data.tables}
-        self._datasets = {"eval": Dataset.open(job.data.eval, job.data)} if job.data.eval else {}
+        self._eval_data = Dataset.open(job.data.eval, job.data) if job.data.eval else None
         if spec.mode == "train":
-            self._datasets["train"] = Dataset.open(job.data.train, self._train_data)
+            self._epochs = self._open_epochs()
         self._sync = DenseSync(spec.rank, spec.num_trainers, spec.store, interface=spec.interface)
         self._client = resources.enter_context(
             Client(
@@ -168,6 +181,7 @@ class Incarnation:
             False,
         )
         self._best_checkpoint: str | None = None
+        self._life = Lifecycle(used, spec.days, self._client, self._sync, link, self._growth)
         self._curve = LossCurve()
         self._warm_start: dict[str, Any] | None = None
         started = time.monotonic()
@@ -195,8 +209,8 @@ class Incarnation:
             if trained is None:
                 return None
             result |= trained | {"warm_start": self._warm_start}
-        if "eval" in self._datasets:
-            result["eval"] = self._evaluate()
+        if self._eval_data is not None:
+            result["eval"] = self._evaluate(self._eval_data)
             if self._spec.mode == "train" and self._spec.job.train.evaluation.keep_best:
                 result["best"] = self._best_of_all(result["eval"])
         self._sync.barrier()
@@ -216,8 +230,63 @@ class Incarnation:
             self._evaluations = list(seen["all"])
             self._best_checkpoint = kept.best()
         cursor, progress = saved.cursor, self._loop.progress
-        progress.step, progress.rows = cursor["step"], cursor["rows"]
+        progress.step, progress.rows, progress.taken = cursor["step"], cursor["rows"], cursor["rows"]
         progress.epoch = cursor["position"]["epoch"]
+        self._life.load_state(saved.manifest.get("lifecycle"), self._position)
+        if self._spec.mode == "train":
+            self._go_on_with_tables(address, saved)
+
+    def _go_on_with_tables(self, address: str, saved: checkpoint.Checkpoint | RemoteCheckpoint) -> None:
+        """A checkpoint holds the state before a day boundary; training goes on after it."""
+        spec, progress = self._spec, self._loop.progress
+        if spec.rank == 0:
+            if isinstance(saved, RemoteCheckpoint):
+                self._life.saved(tables_of(saved), readable=False)
+            else:
+                self._life.saved({name: open_table(saved.sparse / name) for name in spec.job.data.tables})
+        if spec.days is not None and progress.epoch > 0 and not saved.cursor["position"]["done"]:
+            self._life.tell_day(progress.epoch - 1)  # told already, unless something was lost just then
+            self._publish(progress.epoch - 1, address)
+        tables = self._life.boundaries.due(self._position)
+        if tables and progress.epoch < spec.num_epochs:
+            if spec.rank == 0 and any(
+                spec.job.tables[name].lifecycle.delete_after_unseen_days is not None for name in tables
+            ):
+                self._advance_days(tables)
+            self._life.carry_out(tables, self._position, rows=progress.taken, redone=True)
+
+    def _advance_days(self, tables: Sequence[str]) -> None:
+        """Only a save has the servers count a day; this one is thrown away."""
+        progress, location = self._loop.progress, self._spec.job.checkpoint_location
+        name = f".step-{progress.step}-incarnation-{self._spec.incarnation}-draft-boundary"
+        self._draft(name, progress.step).save(self._client, advance_day=tables)
+        if is_remote(location):
+            assert self._spec.staging is not None
+            ObjectStore(location, self._spec.staging.owner).discard(name)
+        else:
+            open_checkpoints(location).discard(name)
+
+    @property
+    def _position(self) -> int:
+        """Where the tables' day boundaries see training: days or rows behind it."""
+        return self._loop.progress.epoch if self._spec.days is not None else self._loop.progress.taken
+
+    def _open_epochs(self) -> Epochs:
+        """What there is to train on, from the epoch on that a restored checkpoint stands in."""
+        job, spec, data = self._spec.job, self._spec, self._train_data
+        first, rows_before = 0, 0
+        if spec.restore is not None:
+            kept, address = open_address(spec.restore)
+            cursor = kept.cursor(address)
+            first = int(cursor["position"]["epoch"])
+            rows_before = cursor["rows"] - sum(rows for _, rows in cursor["position"]["done"])
+        if spec.days is None:
+            whole = Dataset.open(job.data.train, data)
+            return Epochs(dict.fromkeys(range(job.train.epochs), whole), job.train.epochs)
+        assert job.train.days is not None
+        left = {parse_day(day): first + number for number, day in enumerate(spec.days[first:])}
+        found = open_days(job.data.train, data, job.train.days.column, left) if left else {}
+        return Epochs({left[day]: dataset for day, dataset in found.items()}, len(spec.days), rows_before)
 
     def _begin_warm(self) -> None:
         """Begin with another job's model: trainer 0 fills the servers, all take the dense part."""
@@ -275,23 +344,25 @@ class Incarnation:
     def _train(self) -> dict[str, Any] | None:
         job, progress = self._spec.job, self._loop.progress
         passes: list[dict[str, float]] = []
-        for epoch in range(progress.epoch, job.train.epochs):
+        for epoch in range(progress.epoch, self._epochs.num_epochs):
             progress.epoch = epoch
             self._link.event("phase", phase="training")
             began = time.monotonic()
             finished = self._train_epoch(epoch)
             passes.append({"rows": progress.epoch_rows, "started": began, "ended": time.monotonic()})
+            if finished and self._spec.days is not None:
+                self._end_day(epoch, time.monotonic() - began)
             if not finished and not self._stopped_early:
                 return None
             if self._stopped_early or (
-                due_after_epoch(job.train.evaluation, epoch, job.train.epochs) and not self._judge()
+                due_after_epoch(job.train.evaluation, epoch, self._epochs.num_epochs) and not self._judge()
             ):
                 break
         seconds = time.monotonic() - self._started
         self._report()
         result = {
             "rows": progress.rows,
-            "expected_rows": self._total_rows,
+            "expected_rows": self._epochs.num_rows,
             "steps": progress.step,
             "seconds": seconds,
             "rows_per_second": (progress.rows - self._rows_before) / seconds,
@@ -327,7 +398,7 @@ class Incarnation:
 
     def _train_epoch(self, epoch: int) -> bool:
         """True when the epoch's rows are trained, False after an agreed stop."""
-        job, data, spec = self._spec.job, self._datasets["train"], self._spec
+        job, data, spec = self._spec.job, self._epochs[epoch], self._spec
         plan = plan_epoch(data, job.seed, epoch)
         reply = self._ask(
             "epoch",
@@ -338,6 +409,8 @@ class Incarnation:
             slices=[[piece.index, piece.num_rows] for piece in plan],
         )
         done = {int(index): int(rows) for index, rows in reply["done"]}
+        if spec.days is not None:
+            self._begin_day(epoch, data, is_new=not done)
         slices: Iterable[Slice]
         if job.control.leases == "dynamic":
             slices = self._leased(epoch, {piece.index: piece for piece in plan})
@@ -354,6 +427,7 @@ class Incarnation:
                 embedding_l2=job.train.embedding_l2,
                 wait_for_all=synchronous,
                 traffic=self._traffic,
+                growth=self._growth,
             ) as exchange,
         ):
             self._loader = loader
@@ -364,10 +438,68 @@ class Incarnation:
                 on_checkpoint=self._checkpoint,
                 evaluation_due=lambda step: due(job.train.evaluation, step),
                 on_evaluation=self._judge,
+                boundary_due=self._boundary_due,
+                on_boundary=self._boundary,
             )
             self._data_counters.update(loader.counters)
             self._loader = None
         return finished
+
+    def _begin_day(self, epoch: int, data: Dataset, *, is_new: bool) -> None:
+        days = self._spec.job.train.days
+        self._life.begin_day(epoch, data.num_rows)
+        has_learnt = self._loop.progress.step > 0 or self._spec.job.warm_start is not None
+        if is_new and has_learnt and days is not None and days.evaluate_first:
+            self._life.validated(self._evaluate(data))
+            self._link.event("phase", phase="training")
+
+    def _end_day(self, epoch: int, seconds: float) -> None:
+        """The checkpoint of a day's end and, if another day follows, the boundary between the two."""
+        progress = self._loop.progress
+        self._life.end_day(seconds)
+        tables = self._life.boundaries.due(epoch + 1) if epoch + 1 < self._epochs.num_epochs else ()
+        if self._checkpoint(advance_day=tables):
+            self._life.tell_day(epoch)
+            self._publish(epoch, self._saved.get("checkpoint", ""))
+            if tables:
+                self._life.carry_out(tables, epoch + 1, rows=progress.taken)
+        self._sync.rendezvous()  # trainer 0 may have published for long
+
+    def _publish(self, epoch: int, address: str) -> None:
+        """Write what the tables are after a day beside the checkpoints, for whoever serves the model."""
+        job, spec = self._spec.job, self._spec
+        publisher = job.train.days.publish if job.train.days is not None else None
+        if publisher is None or spec.days is None or spec.rank != 0:
+            return
+        self._link.event("phase", phase="saving")
+        folder = Path(publisher.directory or Path(job.run_dir, "published"))
+        try:
+            for name in job.data.tables:
+                link = chain.append(
+                    folder / name,
+                    open_table(Path(address, "sparse", name)),
+                    day=spec.days[epoch],
+                    num_boundaries=self._life.boundaries.counts[name],
+                    base_every=publisher.base_every_days,
+                    dtype=publisher.dtype,
+                )
+                if link is not None:
+                    self._link.event("published", table=name, **link.model_dump(exclude={"format"}))
+        except (OSError, ValueError, RuntimeError) as error:
+            text = f"day {spec.days[epoch]} was not published, the next link will be a base: {error}"
+            self._link.event("log", level="error", message=text)
+        self._link.event("phase", phase="training")
+
+    def _boundary_due(self) -> bool:
+        """Whether rows make a boundary here, and more rows follow."""
+        taken = self._loop.progress.taken
+        return self._spec.days is None and taken < self._epochs.num_rows and bool(self._life.boundaries.due(taken))
+
+    def _boundary(self) -> None:
+        taken = self._loop.progress.taken
+        tables = self._life.boundaries.due(taken)
+        self._checkpoint(advance_day=tables)
+        self._life.carry_out(tables, taken, rows=taken)
 
     def _sampled(self, batches: Iterator[Batch], epoch: int) -> Iterator[Batch]:
         """The batches, without the rows that `train.negative_sampling` leaves out."""
@@ -382,10 +514,10 @@ class Incarnation:
 
     def _judge(self) -> bool:
         """Evaluate, and tell whether to go on."""
-        if "eval" not in self._datasets:
+        if self._eval_data is None:
             return True
         progress = self._loop.progress
-        report = self._evaluate()
+        report = self._evaluate(self._eval_data)
         verdict = self._best.observe(progress.step, report)
         at = {"step": progress.step, "epoch": progress.epoch, "trained_rows": progress.rows}
         self._evaluations.append({**at, "loss": progress.last_loss, "best": verdict.best, **report})
@@ -448,15 +580,9 @@ class Incarnation:
         return self._spec.job.data.model_copy(update={"report_by": ()})
 
     @property
-    def _total_rows(self) -> int:
-        return self._datasets["train"].num_rows * self._spec.job.train.epochs
-
-    @property
     def _total_steps(self) -> int:
         """Steps of the whole job, about; the same number on every trainer."""
-        job = self._spec.job
-        rows_per_step = job.data.batch_rows * self._spec.num_trainers
-        return -(-self._datasets["train"].num_rows // rows_per_step) * job.train.epochs
+        return self._epochs.num_steps(self._spec.job.data.batch_rows * self._spec.num_trainers)
 
     def _report(self) -> None:
         progress, traffic = self._loop.progress, self._traffic
@@ -466,14 +592,15 @@ class Incarnation:
         self._link.event(
             "progress",
             epoch=progress.epoch,
-            epochs=self._spec.job.train.epochs,
+            epochs=self._epochs.num_epochs,
+            **({"day": self._spec.days[progress.epoch]} if self._spec.days is not None else {}),
             step=progress.step,
             rows=progress.rows,
-            total_rows=self._total_rows,
+            total_rows=self._epochs.num_rows,
             loss=progress.last_loss,
             auc=self._loop.running.report().auc,
             rows_per_second=rate,
-            seconds_left=(self._total_rows - progress.rows) / rate if rate else None,
+            seconds_left=(self._epochs.num_rows - progress.rows) / rate if rate else None,
             bad_steps=progress.bad_steps,
             phase_seconds=self._loop.phases.seconds,
             # for the metrics
@@ -486,6 +613,7 @@ class Incarnation:
             pushed_bytes=traffic.pushed_bytes,
             staleness_steps=traffic.staleness_steps,
             ready_batches=traffic.ready_batches,
+            **self._life.figures(),
             durations={
                 **{phase: histogram.to_json() for phase, histogram in self._loop.phases.durations.items()},
                 "servers_pull": traffic.pulls.to_json(),
@@ -494,30 +622,47 @@ class Incarnation:
             },
         )
 
-    def _checkpoint(self) -> None:
-        """Save at a step that all trainers agreed on. This trainer's pushes are applied; the reply waits for all."""
+    def _checkpoint(self, advance_day: Sequence[str] = ()) -> bool:
+        """Save at a step that all trainers agreed on. This trainer's pushes are applied; the reply waits for all.
+
+        advance_day: tables whose day ends here. Then a save that fails ends the incarnation: some servers have advanced
+        their days, and only a restore can tell which. True when the checkpoint is committed.
+        """
         progress = self._loop.progress
+        life = self._life.state()
         self._link.event("phase", phase="saving")
         started = time.monotonic()
         reply = self._ask("cursor", step=progress.step, epoch=progress.epoch, **self._log.take())
         outcome = 0
         if self._spec.rank == 0:
-            outcome = self._save_and_commit(progress, reply["draft"], reply["cursor"], started)
+            outcome = self._save_and_commit(progress, reply["draft"], reply["cursor"], started, life, advance_day)
         self._sync.rendezvous()  # trainer 0 may have saved for long
         outcome = max(self._sync.gather(outcome))
         if outcome == _STOP:
             raise SaveError("a checkpoint failed, and the coordinator ended the job: see trainer 0's log")
         if outcome == _COMMITTED:
             self._saved_step = progress.step
+        elif advance_day:
+            raise SaveError(f"the checkpoint at a day boundary (step {progress.step}) failed: see trainer 0's log")
         self._link.event("phase", phase="training")
+        return outcome == _COMMITTED
 
-    def _save_and_commit(self, progress: Progress, name: str, cursor: dict[str, Any], started: float) -> int:
+    def _save_and_commit(
+        self,
+        progress: Progress,
+        name: str,
+        cursor: dict[str, Any],
+        started: float,
+        life: dict[str, Any],
+        advance_day: Sequence[str],
+    ) -> int:
         """Trainer 0's part: _COMMITTED, _STOP, or 0 when it failed and training goes on."""
         job = self._spec.job
         keys: dict[str, int] = {}
         try:
             draft = self._draft(name, progress.step)
-            tables = draft.save(self._client)
+            tables = draft.save(self._client, advance_day=advance_day)
+            self._life.saved(tables, readable=not is_remote(draft.address))
             keys = {table: saved.num_rows for table, saved in tables.items()}
             draft.finish(
                 dense=self._program.state(),
@@ -527,6 +672,7 @@ class Incarnation:
                     "seed": job.seed,
                     "settings": job.model_dump(mode="json"),
                     "warm_start": self._warm_start,
+                    "lifecycle": life,
                     "evaluation": {"best": self._best.state(), "all": self._evaluations},
                     "tables": {t: {"config": job.tables[t].model_dump(mode="json"), "keys": keys[t]} for t in keys},
                 },
@@ -547,8 +693,8 @@ class Incarnation:
         self._link.event("log", level="error", message=f"checkpoint of step {progress.step} failed: {reply['error']}")
         return _STOP if reply.get("stop") else 0
 
-    def _evaluate(self) -> dict[str, Any]:
-        job, data = self._spec.job, self._datasets["eval"]
+    def _evaluate(self, data: Dataset) -> dict[str, Any]:
+        job = self._spec.job
         self._link.event("phase", phase="evaluating")
         slices = assign(plan_epoch(data, job.seed, 0), self._spec.num_trainers, self._spec.rank)
         started = reported = time.monotonic()

@@ -71,12 +71,13 @@ class Progress:
     """Where training stands. Rows and loss are those of all trainers; own_rows are this trainer's.
 
     `epoch_taken` are the rows that this incarnation has taken from the epoch: trained ones, those of skipped steps, and
-    those that the reader left out as unusable.
+    those that the reader left out as unusable. `taken` are those of all epochs and incarnations, as the cursor counts.
     """
 
     epoch: int = 0
     step: int = 0
     rows: int = 0
+    taken: int = 0
     own_rows: int = 0
     epoch_rows: int = 0
     epoch_taken: int = 0
@@ -156,9 +157,11 @@ class TrainLoop:
         *,
         rows_left: int,
         synchronous: bool,
-        on_checkpoint: Callable[[], None],
+        on_checkpoint: Callable[[], object],
         evaluation_due: Callable[[int], bool] = lambda _: False,
         on_evaluation: Callable[[], bool] = lambda: True,
+        boundary_due: Callable[[], bool] = lambda: False,
+        on_boundary: Callable[[], None] = lambda: None,
     ) -> bool:
         """Train until no trainer has rows left; False when a stop was agreed before that.
 
@@ -169,6 +172,9 @@ class TrainLoop:
             on_checkpoint: called on all trainers at the same step boundary, with no push in flight on this trainer.
             evaluation_due: whether an evaluation follows a step (the first is 1).
             on_evaluation: that evaluation, called on all trainers with no push in flight on any; False stops training.
+            boundary_due: whether a day boundary follows the step just taken; the same on all trainers.
+            on_boundary: that boundary, its checkpoint included; called on all trainers with nothing in flight on this
+                one until it returns.
 
         Raises:
             BadStepsError, RowsLostError, PeerLostError, and whatever reading, pulling or pushing raised.
@@ -176,12 +182,16 @@ class TrainLoop:
         self.progress.epoch_rows = self.progress.epoch_taken = 0
         while True:
             outcome = self._step(exchange)
-            if outcome.checkpoint or outcome.epoch_over or synchronous:
+            at_boundary = boundary_due()
+            if outcome.checkpoint or outcome.epoch_over or synchronous or at_boundary:
                 exchange.drain()
             if synchronous:
                 self._sync.barrier()
                 exchange.release()
-            if outcome.checkpoint:
+            if at_boundary:
+                with exchange.held():
+                    on_boundary()
+            elif outcome.checkpoint:
                 on_checkpoint()
             if outcome.epoch_over:
                 if self.progress.epoch_taken != rows_left:
@@ -234,6 +244,7 @@ class TrainLoop:
         progress.rows += int(agreed[Slot.ROWS])
         progress.epoch_rows += int(agreed[Slot.ROWS])
         progress.epoch_taken += int(agreed[Slot.TAKEN])
+        progress.taken += int(agreed[Slot.TAKEN])
         bad = agreed[Slot.BAD] > 0 or not np.isfinite(agreed[Slot.LOSS])
         if agreed[Slot.ROWS] > 0 and not bad and agreed[Slot.WEIGHT] > 0:
             factor = self._rate_factor(progress.step - 1)

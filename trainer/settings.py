@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainer.days import DaysConfig
 from trainer.schedule import ScheduleConfig
 from trainer.stopping import EvaluationConfig
 
@@ -60,6 +61,9 @@ class TrainConfig(BaseModel):
 
     epochs: int = Field(default=1, ge=1)
     """Passes over the training data."""
+
+    days: DaysConfig | None = None
+    """Train day by day, each day once, with a day boundary of the tables after each. None: in epochs."""
 
     dense: DenseOptimizerConfig = DenseOptimizerConfig()
     """Optimizer of the dense parameters."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,8 +152,8 @@ class RemoteDraft:
         self.address = self._store.draft(name)
         self._files: dict[str, Facts] = {}
 
-    def save(self, client: Client) -> dict[str, SavedTable]:
-        """Have the servers save and their hosts upload.
+    def save(self, client: Client, *, advance_day: Collection[str] = ()) -> dict[str, SavedTable]:
+        """Have the servers save and their hosts upload; advance_day: see `Client.save`.
 
         Raises:
             CheckpointError, ServerError, StoreError: it is not complete, and never will be.
@@ -164,7 +164,9 @@ class RemoteDraft:
             answers = self._answers({"order": "upload", "draft": self._name})
             return [{n: [Part(*p) for p in parts] for n, parts in answer["tables"].items()} for answer in answers]
 
-        saved = client.save_apart([Path(folder, self._name) for folder in self._plan.folders], collect)
+        saved = client.save_apart(
+            [Path(folder, self._name) for folder in self._plan.folders], collect, advance_day=advance_day
+        )
         for name, table in saved.items():
             folder = f"sparse/{name}/{table_id(name):03d}"
             self._files |= {f"{folder}/{part.name}": _facts(part) for part in table.parts}

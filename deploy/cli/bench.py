@@ -262,6 +262,63 @@ def ps(
 
 
 @app.command
+def tables(
+    *,
+    keys: Annotated[tuple[Rows, ...], Parameter(consume_multiple=True, negative=())] = (
+        1_000_000,
+        5_000_000,
+        20_000_000,
+    ),
+    servers: Count = 2,
+    width: Count = 16,
+    rule: Literal["sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared"] = "adagrad",
+    project: Rows = 10_000_000_000,
+    node_memory_gib: Count = 64,
+    node_cores: Count = 16,
+    seed: Seed = 1,
+    work: Work = None,
+    out: Out = None,
+    json: Json = False,
+) -> int:
+    """Bytes a key, and the rates of inserts, pulls, pushes, saves and loads, as a table grows; a projection.
+
+    Parameters
+    ----------
+    keys
+        Sizes to measure at, such as 1m 5m 20m; the largest takes most of the time.
+    servers
+        Parameter servers.
+    width
+        Floats of an embedding, beside the first-order weight.
+    rule
+        The table's optimizer rule.
+    project
+        Keys of the projection, such as 10b.
+    node_memory_gib
+        Memory of a server's machine in the projection.
+    node_cores
+        Its cores.
+    """
+    from pserver.config import TableConfig
+    from trainer.benchmark import tables as benchmark
+
+    async def measure() -> "Report":
+        return await asyncio.to_thread(
+            benchmark.tables,
+            sizes=keys,
+            num_servers=servers,
+            config=TableConfig.model_validate({"width": width, "optimizer": {"rule": rule}}),
+            work_directory=work,
+            projected_keys=project,
+            nodes=benchmark.Nodes(memory_bytes=node_memory_gib << 30, cores=node_cores),
+            seed=seed,
+            say=_say,
+        )
+
+    return _finish(measure(), out, json=json)
+
+
+@app.command
 def dense(
     *,
     rows: Rows = 100_000,

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from deploy.cli.arguments import Json, answer
 
 if TYPE_CHECKING:
-    from trainer.coordinator.history import IncarnationStory, Report
+    from trainer.coordinator.history import DayStory, IncarnationStory, Report
 
 EXIT_FIX_JOB = 64
 
@@ -46,13 +46,16 @@ def _lines(found: "Report") -> Iterator[str]:
             said = f"{proof.num_trained:,} of {proof.num_rows:,} rows so far, each once{skipped}"
         else:
             said = f"NOT EXACT: {proof.num_repeated:,} rows again, {proof.num_missing:,} of {proof.num_rows:,} left out"
-        yield f"epoch {proof.epoch + 1}: {said}"
+        day = found.day_names.get(proof.epoch)
+        yield f"{f'day {day}' if day else f'epoch {proof.epoch + 1}'}: {said}"
     if not found.steps:
         yield "no checkpoint was committed, so nothing is proven"
     else:
         newest = f"{len(found.steps)} checkpoints lead to step {found.steps[-1]}"
         failed = f", {found.num_failed_checkpoints} failed" if found.num_failed_checkpoints else ""
         yield f"{newest}; saving took {duration(found.checkpoint_seconds)} in all{failed}"
+    for trained in found.days:
+        yield from _day(trained)
     for story in found.incarnations:
         yield from _incarnation(story)
     lost = [
@@ -68,6 +71,22 @@ def _lines(found: "Report") -> Iterator[str]:
         yield f"the last run ended with exit code {found.outcome['exit_code']}{cause}"
     if not found.exact:
         yield "THE MODEL HAS NOT SEEN EACH ROW ONCE"
+
+
+def _day(story: "DayStory") -> Iterator[str]:
+    from deploy.display import duration
+
+    if story.day:
+        scores = story.validation or {}
+        named = {"AUC": scores.get("auc"), "logloss": scores.get("logloss")}
+        before = "".join(f", {name} {value:.4f}" for name, value in named.items() if value is not None)
+        note = f"{before} before training" if before else ""
+        yield f"day {story.day}: {story.rows:,} rows in {duration(story.seconds)}{note}"
+    else:
+        yield f"day boundary after {story.rows:,} rows"
+    for name, sizes in story.tables.items():
+        told = [f"{sizes[what]:,} {what}" for what in ("new", "admitted", "evicted") if sizes[what] is not None]
+        yield f"    {name}: {sizes['keys']:,} keys, {', '.join(told)}"
 
 
 def _incarnation(story: "IncarnationStory") -> Iterator[str]:

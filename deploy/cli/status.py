@@ -111,10 +111,15 @@ def _lines(found: "pb.JobStatus") -> Iterator[str]:
         named = {"loss": "loss", "AUC": "auc"}
         scores = "".join(f", {name} {said[key]:.4f}" for name, key in named.items() if said.get(key) is not None)
         yield f"{said['rows']:,} of {said['total_rows']:,} rows, {rate}{scores}{left}"
+    yield from _tables(said)
     for member in found.members:
         role = pb.Role.Name(member.role).removeprefix("ROLE_").lower()
         where = f"{member.host}:{member.port}" if member.port else member.host
         memory = f", {member.child_memory_bytes / (1 << 20):,.0f} MiB" if member.child_memory_bytes else ""
+        if member.child_memory_bytes and member.memory_limit_bytes:
+            memory += f" of {member.memory_limit_bytes / (1 << 20):,.0f}"
+        if member.HasField("seconds_to_limit"):
+            memory += f", full in {duration(member.seconds_to_limit)} at this growth"
         yield f"{role} {member.rank}: {member.state} on {where or 'no machine yet'}{memory}"
     if found.checkpoint.path:
         yield f"checkpoint: {found.checkpoint.path}, {duration(found.checkpoint.age_seconds)} ago"
@@ -122,3 +127,23 @@ def _lines(found: "pb.JobStatus") -> Iterator[str]:
         yield f"over with exit code {found.outcome.exit_code}" + (
             f": {found.outcome.cause}" if found.outcome.cause else ""
         )
+
+
+def _tables(said: dict[str, Any]) -> Iterator[str]:
+    """How large the tables are, and what makes them grow; as far as trainer 0 knows."""
+    for name, found in (said.get("tables") or {}).items():
+        keys = found["keys"]
+        if not keys:
+            continue
+        total = sum(keys)
+        parts = [f"{total:,} keys", f"{found['bytes'] / (1 << 20):,.0f} MiB of rows"]
+        parts += [f"{found[what]:,} {what}" for what in ("admitted", "new", "evicted") if found.get(what) is not None]
+        if total and len(keys) > 1:
+            parts.append(f"fullest server {max(keys) * len(keys) / total:.2f} times the mean")
+        if found.get("shard_skew") is not None:
+            parts.append(f"fullest shard {found['shard_skew']:.2f} times")
+        yield f"table {name}: {', '.join(parts)}"
+    features = said.get("new_keys_of_features") or {}
+    if any(features.values()):
+        most = sorted(features.items(), key=lambda item: -item[1])[:5]
+        yield "new keys come from " + ", ".join(f"{name} {count:,}" for name, count in most if count)

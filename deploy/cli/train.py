@@ -21,6 +21,12 @@ def train(
     fresh: Annotated[
         bool, Parameter(negative=(), help="Begin again; checkpoints of earlier runs are put aside, not removed.")
     ] = False,
+    days: Annotated[
+        str | None, Parameter(help="Days to train, FIRST..LAST or one (2026-01-01..2026-01-07); as train.days.range.")
+    ] = None,
+    skip_missing_days: Annotated[
+        bool, Parameter(negative=(), help="Leave out days without data; as train.days.skip_missing.")
+    ] = False,
     hosts: Annotated[
         Path | None, Parameter(help="Machines for servers and trainers (YAML, see deploy/README.md); else this one.")
     ] = None,
@@ -40,6 +46,10 @@ def train(
     if resume and fresh:
         raise ResumeChoiceError("give --resume or --fresh, not both")
     choice: Literal["auto", "always", "never"] = "always" if resume else "never" if fresh else "auto"
+    if days is not None:
+        overrides = (*overrides, f"train.days.range={days}")
+    if skip_missing_days:
+        overrides = (*overrides, "train.days.skip_missing=true")
     config = JobConfig.load(job, overrides)
     placed = None
     if hosts is not None:

@@ -167,6 +167,47 @@ DASHBOARDS: tuple[Dashboard, ...] = (
                 unit="none",
             ),
             _chart(
+                "New keys per second",
+                _q("sum by (table) (rate(paddlewheel_trainer_new_keys_total{JOB}[$__rate_interval]))", "{{table}}"),
+                unit="none",
+                text="As trainers see them: a little above what the servers create.",
+            ),
+            _chart(
+                "New keys per second, by feature",
+                _q(
+                    "topk(8, sum by (feature) "
+                    "(rate(paddlewheel_trainer_feature_new_keys_total{JOB}[$__rate_interval])))",
+                    "{{feature}}",
+                ),
+                unit="none",
+                text="The features that make the tables grow.",
+            ),
+            _chart(
+                "Keys with an embedding, and evicted ones",
+                _q("paddlewheel_job_admitted_keys{JOB}", "{{table}}, admitted"),
+                _q("sum by (table) (paddlewheel_job_evicted_keys_total{JOB})", "{{table}}, evicted"),
+                text="Admitted as of the last checkpoint, evicted since the trainer started.",
+            ),
+            _chart(
+                "Rows of the tables",
+                _q("paddlewheel_job_table_bytes{JOB}", "{{table}}"),
+                unit="bytes",
+                stacked=True,
+                text="Bytes of the rows themselves; servers need 1.7 times that.",
+            ),
+            _chart(
+                "Keys, fullest shard over average",
+                _q("paddlewheel_job_shard_skew_ratio{JOB}", "{{table}}"),
+                unit="none",
+                text="As of the last checkpoint.",
+            ),
+            _chart(
+                "Time until the memory limit",
+                _q('paddlewheel_agent_memory_limit_seconds{JOB, role="pserver"} < +Inf', "server {{rank}}"),
+                unit="s",
+                text="At the growth of the last ten minutes; nothing while a server does not grow.",
+            ),
+            _chart(
                 "Memory",
                 _q('paddlewheel_agent_child_memory_bytes{JOB, role="pserver"}', "server {{rank}}"),
                 _q('max(paddlewheel_agent_memory_limit_bytes{JOB, role="pserver"})', "limit"),
@@ -253,6 +294,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
             _stat("Rows trained", "sum(paddlewheel_trainer_rows_total{JOB})", text="Repeated ones included."),
             _stat("Rows left out", "sum(paddlewheel_trainer_skipped_rows_total{JOB})"),
             _stat("Ids cut off", "sum(paddlewheel_trainer_truncated_ids_total{JOB})"),
+            _stat("AUC of the new day", "avg(paddlewheel_trainer_validation_auc{JOB})", "none", "Before training it."),
             _chart("Position", _q("paddlewheel_job_rows{JOB}", "done"), _q("paddlewheel_job_rows_expected{JOB}", "of")),
             _chart(
                 "Waiting for data and pulls",

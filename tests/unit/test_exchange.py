@@ -9,6 +9,7 @@ import pytest
 
 from data_pipeline.batch import Batch, TableKeys
 from trainer.exchange import Exchange, occurrences
+from trainer.growth import Growth
 
 
 def _batch(number: int) -> Batch:
@@ -130,3 +131,34 @@ def test_close_ends_the_threads_whatever_they_wait_for() -> None:
     next(exchange)
     exchange.close()
     assert threading.active_count() == before
+
+
+def test_while_it_is_held_nothing_is_pulled_and_what_was_is_pulled_again() -> None:
+    table = _Table()
+    with Exchange(table, iter(map(_batch, range(6))), max_staleness_steps=2) as exchange:
+        batch, rows = next(exchange)
+        exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
+        exchange.drain()
+        with exchange.held():
+            before = table.pulls
+            table.pushes += [()] * 1000  # the boundary changes the table
+            assert not exchange._pulling
+        for _ in range(5):
+            batch, rows = next(exchange)
+            assert rows["default"][0, 0] >= 1000
+            exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
+        exchange.drain()
+        assert before <= 3 + 1
+        with pytest.raises(StopIteration):
+            next(exchange)
+
+
+def test_growth_counts_new_keys_by_table_and_feature() -> None:
+    growth = Growth()
+    growth.observe(_batch(0), {"default": np.array([0, 3], np.float32)})  # key 7 is new: a twice, b never, t once
+    growth.observe(_batch(1), {"default": np.array([1, 4], np.float32)})
+    assert growth.new_keys == {"default": 1}
+    assert growth.new_keys_of_features == {"a": 1, "b": 0, "t": 1}
+    growth.observe(_batch(2), {"default": np.zeros(2, np.float32)})
+    assert growth.new_keys == {"default": 3}
+    assert growth.new_keys_of_features == {"a": 2, "b": 1, "t": 3}

@@ -49,6 +49,7 @@ def test_a_snapshot_has_every_field_as_plain_numbers() -> None:
         ("trainer", 0, "ready"),
         ("trainer", 1, "lost"),
     ]
+    assert full["members"][0]["seconds_to_limit"] is None  # it does not grow; not: full at once
     assert full["members"][0]["child_memory_bytes"] == 2**40  # not the text that protobuf makes of it
     assert full["progress"] == {"event": "progress", "rows": 10, "total_rows": 40, "loss": 0.5}
     assert full["entries"][0]["number"] == 1
@@ -154,7 +155,8 @@ def test_the_coordinators_registry_serves_exactly_its_catalogue() -> None:
     telemetry = JobTelemetry("job", lambda: snapshot(status()))
     served = {family.name for family in telemetry.series.collect()}
     assert served == {metric.name.removesuffix("_total") for metric in of_role("coordinator")}
-    telemetry.update(snapshot(status()))
+    tables = {"t": {"keys": [3, 5], "bytes": 800, "new": 9, "admitted": 6, "evicted": 2, "shard_skew": 1.5}}
+    telemetry.update(snapshot(status(progress_json=json.dumps({"rows": 1, "total_rows": 2, "tables": tables}))))
     assert all(family.samples for family in telemetry.series.collect()), "every one has a value"
 
 
@@ -164,3 +166,25 @@ def test_a_status_with_gaps_breaks_nothing(missing: str) -> None:
     partial.ClearField(missing)
     page = StatusPage("job", lambda: partial)
     assert ask(page, "/status.json")[0] == ask(page, "/metrics")[0] == "200 OK"
+
+
+def test_tables_have_series_of_their_own_and_evicted_keys_only_rise() -> None:
+    def said(evicted: int, **changes: Any) -> dict[str, Any]:
+        table = {"keys": [3], "bytes": 800, "new": 9, "admitted": 6, "evicted": evicted, "shard_skew": 1.5, **changes}
+        return snapshot(status(progress_json=json.dumps({"rows": 1, "total_rows": 2, "tables": {"t": table}})))
+
+    telemetry = JobTelemetry("job", lambda: said(0))
+    telemetry.update(said(2))
+    telemetry.update(said(1, admitted=None))  # trainer 0 has started again; no checkpoint was read yet
+    values = {
+        sample.name: sample.value
+        for family in telemetry.series.collect()
+        for sample in family.samples
+        if sample.labels.get("table") == "t"
+    }
+    assert values == {
+        "paddlewheel_job_table_bytes": 800,
+        "paddlewheel_job_admitted_keys": 6,
+        "paddlewheel_job_shard_skew_ratio": 1.5,
+        "paddlewheel_job_evicted_keys_total": 3,
+    }

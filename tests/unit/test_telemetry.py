@@ -323,3 +323,29 @@ def test_the_memory_limit_is_the_containers_if_there_is_one(tmp_path: Path) -> N
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text(str(1 << 62))  # cgroup v1's way to say none
     assert memory_limit_bytes(tmp_path) == machine
+
+
+def test_new_keys_are_followed_by_table_and_feature_and_the_memory_limit_is_foreseen() -> None:
+    times = iter(range(0, 1000, 5))
+    telemetry = Telemetry("trainer", "job", rank=0, clock=lambda: float(next(times)))
+    telemetry.child_started(1)
+    said = {"event": "progress", "tables": {"t": {"new": 5}}, "new_keys_of_features": {"a": 4, "b": 1}}
+    telemetry.observe(said)
+    telemetry.observe({**said, "tables": {"t": {"new": 8}}, "new_keys_of_features": {"a": "x", "c": 3}})
+    telemetry.observe({**said, "tables": [1], "new_keys_of_features": 7})  # nothing that a child says raises
+    found = {
+        (sample.name, sample.labels.get("table") or sample.labels.get("feature")): sample.value
+        for family in telemetry.collect()
+        for sample in family.samples
+        if "new_keys" in sample.name
+    }
+    assert found == {
+        ("paddlewheel_trainer_new_keys_total", "t"): 8,
+        ("paddlewheel_trainer_feature_new_keys_total", "a"): 4,
+        ("paddlewheel_trainer_feature_new_keys_total", "b"): 1,
+        ("paddlewheel_trainer_feature_new_keys_total", "c"): 3,
+    }
+    assert telemetry.child_measured(1000, 0.0) is None
+    for used in range(2000, 12000, 1000):
+        left = telemetry.child_measured(used, 0.0)
+    assert left == pytest.approx((telemetry.memory_limit_bytes - 11000) / 200, rel=1e-6)

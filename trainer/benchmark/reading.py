@@ -19,7 +19,7 @@ _SYSTEMS = {"paddlewheel": "read", "pyarrow iter_batches": "iter_batches", "pyar
 
 async def data(options: runs.Options, *, batches: Sequence[int], threads: Sequence[int], say: runs.Say) -> Report:
     """Rows/s of our loader (read, keys, shuffle, unique keys) beside pyarrow reading the same columns to NumPy."""
-    environment, date = machine.describe(), runs._now()  # noqa: SLF001 -- the same clock as the other benchmarks
+    environment, date = machine.describe(), runs.now()
     planned = []
     for batch_rows in batches:
         for number in threads:

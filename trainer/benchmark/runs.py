@@ -101,7 +101,8 @@ def _report(
     return Report(benchmark, date, environment, config, cases)
 
 
-def _now() -> str:
+def now() -> str:
+    """The time for a report: UTC, ISO 8601."""
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
 
 
@@ -117,7 +118,7 @@ async def train(
     say: Say,
 ) -> Report:
     """End to end: ours next to the peers, and what each part of ours would allow by itself."""
-    environment, date = machine.describe(), _now()
+    environment, date = machine.describe(), now()
     if torch_python is not None:
         environment["versions"]["torch"] = systems.torch_version(torch_python)
     names = [name for name in SYSTEMS if name in only and (torch_python or not name.startswith("torch"))]
@@ -193,7 +194,7 @@ async def ps(
     say: Say,
 ) -> Report:
     """Pulls and pushes of one client, by keys in a call, width and servers, under the loopback device's ceiling."""
-    environment, date = machine.describe(), _now()
+    environment, date = machine.describe(), now()
     planned = []
     for operation in ("pull", "push"):
         for count in keys_per_call:
@@ -250,7 +251,7 @@ def _server_ceilings(cases: Sequence[Case], cores: int) -> list[str]:
 
 async def dense(options: Options, *, batches: Sequence[int], threads: Sequence[int], say: Say) -> Report:
     """The dense part alone, under the ceiling of its matrix products."""
-    environment, date = machine.describe(), _now()
+    environment, date = machine.describe(), now()
     planned = []
     for batch_rows in batches:
         for number in threads:
@@ -292,7 +293,7 @@ async def scaling(
     options: Options, *, batch_rows: int, trainers: Sequence[int], servers: Sequence[int], say: Say
 ) -> Report:
     """Ours with more trainers and servers on this machine."""
-    environment, date = machine.describe(), _now()
+    environment, date = machine.describe(), now()
     cores = environment["cores"]
     planned = []
     for number in trainers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,26 @@ class IncarnationStory:
 
 
 @dataclass(frozen=True)
+class DayStory:
+    """One day that was trained, or (by rows) one day boundary.
+
+    Attributes:
+        day: its date; empty for a boundary by rows.
+        rows: of the day; by rows, those trained until the boundary.
+        seconds: from its first step to its last checkpoint, without what an earlier incarnation did; None by rows.
+        validation: metrics of the day's rows before they were trained; None where nothing was learnt before.
+        tables: by name: `keys` at its end, `new` and `admitted` ones, and `evicted` ones at the boundary after it
+            (None: it has not come yet).
+    """
+
+    day: str
+    rows: int
+    seconds: float | None
+    validation: Mapping[str, Any] | None
+    tables: Mapping[str, Mapping[str, int | None]]
+
+
+@dataclass(frozen=True)
 class Report:
     """The proof and the story of a run.
 
@@ -62,6 +82,8 @@ class Report:
         exact: no row twice, and none left out of an epoch that is over.
         outcome: of the last run; None while it goes on.
         warm_start: what the model began with (`job.warm_start`); None: nothing, or not told yet.
+        days: how the tables grew, day by day or from boundary to boundary.
+        day_names: of the epochs, if they are days.
     """
 
     steps: Sequence[int]
@@ -73,6 +95,8 @@ class Report:
     checkpoint_seconds: float
     outcome: Mapping[str, Any] | None
     warm_start: Mapping[str, Any] | None = None
+    days: Sequence[DayStory] = ()
+    day_names: Mapping[int, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data."""
@@ -126,8 +150,43 @@ def tell(records: Sequence[Mapping[str, Any]]) -> Report:
         num_failed_checkpoints=sum(record["what"] == "failed" for record in records),
         checkpoint_seconds=sum(r.get("save_seconds", 0.0) + r.get("commit_seconds", 0.0) for r in committed),
         outcome={key: over[key] for key in ("exit_code", "cause", "culprit")} if over else None,
+        days=_days(records, current, line[-1]["rows"] if line else 0),
+        day_names={r["epoch"]: r["day"] for r in records if r["what"] == "epoch" and "day" in r},
         warm_start=(over.get("result") or {}).get("warm_start") if over else None,
     )
+
+
+def _days(records: Sequence[Mapping[str, Any]], num_days: int, num_rows: int) -> list[DayStory]:
+    """What was told last of each day or boundary, up to where the final lineage stands."""
+    days = {r["day"]: r for r in records if r["what"] == "day" and r["number"] <= num_days}
+    boundaries = {r.get("day") or r["rows"]: r for r in records if r["what"] == "boundary" and r["rows"] <= num_rows}
+    if not days:
+        return [
+            DayStory("", told["rows"], None, None, {name: _sizes({}, found) for name, found in told["tables"].items()})
+            for told in sorted(boundaries.values(), key=lambda told: int(told["rows"]))
+        ]
+    return [
+        DayStory(
+            day,
+            told["rows"],
+            told["seconds"],
+            told["validation"],
+            {
+                name: _sizes(found, boundaries[day]["tables"].get(name, {}) if day in boundaries else {})
+                for name, found in told["tables"].items()
+            },
+        )
+        for day, told in sorted(days.items())
+    ]
+
+
+def _sizes(told: Mapping[str, int], boundary: Mapping[str, int]) -> dict[str, int | None]:
+    return {
+        "keys": told.get("keys", boundary.get("before")),
+        "new": told.get("new"),
+        "admitted": told.get("admitted"),
+        "evicted": boundary.get("evicted"),
+    }
 
 
 def _final_line(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

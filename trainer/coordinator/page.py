@@ -55,7 +55,8 @@ def _plain(message: Message) -> dict[str, Any]:
         if field.message_type is not None:
             found[field.name] = [_plain(item) for item in value] if field.is_repeated else _plain(value)
         else:
-            found[field.name] = list(value) if field.is_repeated else value
+            absent = field.has_presence and not message.HasField(field.name)
+            found[field.name] = None if absent else list(value) if field.is_repeated else value
     return found
 
 

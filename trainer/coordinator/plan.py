@@ -32,6 +32,8 @@ class JobPlan(BaseModel):
     """Network interface of the trainers' AllReduce; None: chosen from the host's address."""
     restore: str | None = None
     """Checkpoint to begin with; None: the newest of the job, if `resume` allows."""
+    days: tuple[str, ...] | None = None
+    """The days of the job, as its epochs: those trained by earlier runs, then those of this run. None: not by days."""
     resume: Literal["auto", "always", "never"] = "auto"
     """Whether training goes on from the checkpoints it finds; see resume.py."""
     http_address: str | None = None
@@ -43,8 +45,15 @@ class JobPlan(BaseModel):
 
     @property
     def num_epochs(self) -> int:
-        """Passes over the training data."""
+        """Passes over the training data, or days."""
+        if self.days is not None:
+            return len(self.days)
         return int(self.job.get("train", {}).get("epochs", 1))
+
+    @property
+    def by_days(self) -> bool:
+        """Whether the job is trained day by day."""
+        return self.job.get("train", {}).get("days") is not None
 
     @property
     def checkpoint(self) -> dict[str, Any]:
@@ -110,4 +119,5 @@ class JobPlan(BaseModel):
             }
             if self._uses_store(restore)
             else None,
+            "days": self.days,
         }

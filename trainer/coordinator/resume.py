@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SECTIONS = ("name", "seed", "data", "tables", "model", "train", "warm_start")
 _FREE = {  # may change from one run to the next
     "data": ("train", "eval", "threads", "prefetch_batches", "on_bad_file", "quarantine_directory", "fitted"),
-    "train": ("epochs", "max_bad_steps"),
+    "train": ("epochs", "days", "max_bad_steps"),
 }
 
 
@@ -154,6 +154,7 @@ def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> Start:
             f"{address} has a cursor of version {cursor.get('version')}, this version reads {CURSOR_VERSION}:"
             " begin again with --fresh, or in another run_dir"
         )
+    _check_days(address, cursor, plan)
     changed = list(differences(cursor.get("job"), identity(plan.job)))
     if changed and plan.resume != "always" and plan.restore is None:
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
@@ -166,3 +167,26 @@ def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> Start:
             " another folder (--set run_dir=...)."
         )
     return Start(address, cursor)
+
+
+def days_behind(cursor: Mapping[str, Any] | None) -> tuple[tuple[str, ...], str | None]:
+    """The days that a cursor has behind it, and the one in whose middle it stands (None: between two)."""
+    if cursor is None:
+        return (), None
+    days, position = cursor.get("days") or (), cursor["position"]
+    current = days[position["epoch"]] if days and position["done"] else None
+    return tuple(days[: position["epoch"]]), current
+
+
+def _check_days(address: str, cursor: Mapping[str, Any], plan: JobPlan) -> None:
+    """Epochs are days, or they are not; and days that were trained keep their number."""
+    if ("days" in cursor) != plan.by_days and cursor["rows"]:
+        was, now = ("by days", "in epochs") if "days" in cursor else ("in epochs", "by days")
+        raise ResumeError(
+            f"{address} was trained {was}, this job trains {now} (train.days, --days): begin again with --fresh, or "
+            "give this job another folder (--set run_dir=...)"
+        )
+    behind, current = days_behind(cursor)
+    known = (*behind, *([current] if current is not None else []))
+    if plan.days is not None and plan.days[: len(known)] != known:
+        raise ResumeError(f"{address} has trained {', '.join(known)}, the run's list of days begins otherwise")

@@ -390,6 +390,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 heartbeat_age_seconds=max(0.0, now - seat.heard_at),
                 child_memory_bytes=seat.child_memory_bytes,
                 progress_json=json.dumps(seat.progress) if seat.progress else "",
+                memory_limit_bytes=seat.memory_limit_bytes,
+                seconds_to_limit=seat.seconds_to_limit,
             )
         if control.outcome is not None:
             outcome = control.outcome
@@ -443,7 +445,8 @@ def _event_of(session: int, message: pb.AgentMessage) -> state.Event | None:
     match message.WhichOneof("message"):
         case "heartbeat":
             beat = message.heartbeat
-            return state.Heard(session, beat.child_memory_bytes, beat.child_stopped)
+            left = beat.seconds_to_limit if beat.HasField("seconds_to_limit") else None
+            return state.Heard(session, beat.child_memory_bytes, beat.child_stopped, beat.memory_limit_bytes, left)
         case "available":
             return state.Available(session, message.available.port)
         case "child_started":

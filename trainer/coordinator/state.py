@@ -94,6 +94,8 @@ class Heard:
     session: int
     child_memory_bytes: int = 0
     child_stopped: bool = False
+    memory_limit_bytes: int = 0
+    seconds_to_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -404,6 +406,8 @@ class Seat:
     identity: str = ""
     """Of the server's process."""
     child_memory_bytes: int = 0
+    memory_limit_bytes: int = 0
+    seconds_to_limit: float | None = None
     num_stopped_heartbeats: int = 0
     child_phase: str = ""
     moved_at: float = 0.0
@@ -467,7 +471,10 @@ class Control:
         self.checkpoint = CheckpointState()
         if start.path and start.cursor:
             self.checkpoint = CheckpointState(step=start.cursor["step"], path=start.path, committed_at=now)
-        self._lineage = Lineage(plan.num_trainers, plan.num_epochs, start.cursor, {"job": identity(plan.job)})
+        facts: dict[str, Any] = {"job": identity(plan.job)}
+        if plan.days is not None:
+            facts["days"] = list(plan.days)
+        self._lineage = Lineage(plan.num_trainers, plan.num_epochs, start.cursor, facts)
         self._asking: dict[int, Any] = {}  # the number of each trainer's request for the cursor that is under way
         self._hosts: tuple[Any, dict[int, dict[str, Any]]] | None = None  # request of trainer 0; answers by server
         self._load_seconds: float | None = None  # of this incarnation's restore
@@ -530,6 +537,7 @@ class Control:
                 seat.port, seat.available, seat.child_pid = port, True, 0
             case Heard():
                 seat.child_memory_bytes = event.child_memory_bytes
+                seat.memory_limit_bytes, seat.seconds_to_limit = event.memory_limit_bytes, event.seconds_to_limit
                 seat.num_stopped_heartbeats = seat.num_stopped_heartbeats + 1 if event.child_stopped else 0
                 if seat.num_stopped_heartbeats == 2 and seat.has_child:
                     self._fail(Cause(Weight.LOSS, "is stopped (SIGSTOP or a debugger)", seat.member), now)
@@ -598,6 +606,11 @@ class Control:
             self._fail(Cause(weight, text, seat.member, str(said.get("traceback", ""))), now)
         elif kind == "signal" and not said.get("asked"):
             self._signalled(seat, str(said.get("signal")), now)
+        elif kind in {"day", "boundary"}:
+            seat.moved_at = now
+            record = {**said, "what": kind, "incarnation": self.incarnation}
+            del record["event"]
+            self._note("info", _sentence_of_day(said) if kind == "day" else _sentence_of_boundary(said), record)
         elif kind == "log":
             level = str(said.get("level", "info"))
             self._note(level, f"{seat.member}: {said.get('message', '')}")
@@ -659,7 +672,11 @@ class Control:
             "slices": sorted([index, rows] for index, rows in plan.sizes.items()),
         }
         rows = f"{left:,} of {plan.num_rows:,} rows" if done else f"{left:,} rows"
-        self._note("info", f"epoch {number + 1} of {self.plan.num_epochs} begins: {rows} to train", record)
+        what = f"epoch {number + 1}"
+        if self.plan.days is not None:
+            record["day"] = self.plan.days[number]
+            what = f"day {number + 1} ({record['day']})"
+        self._note("info", f"{what} of {self.plan.num_epochs} begins: {rows} to train", record)
 
     def _take_report(self, seat: Seat, said: dict[str, Any]) -> None:
         self._asking[seat.member.rank] = said.get("id")
@@ -1105,3 +1122,20 @@ class Control:
 
     def _note(self, level: str, text: str, record: dict[str, Any] | None = None) -> None:
         self._do(Note(level, text, record))
+
+
+def _sentence_of_day(said: dict[str, Any]) -> str:
+    scores = said.get("validation") or {}
+    known = {name: scores.get(key) for name, key in (("AUC", "auc"), ("logloss", "logloss"))}
+    before = ", ".join(f"{name} {value:.4f}" for name, value in known.items() if isinstance(value, (int, float)))
+    tables = said.get("tables") or {}
+    keys = ", ".join(f"{name} {found['keys']:,} keys ({found['new']:+,})" for name, found in tables.items())
+    return f"day {said.get('day')} is trained: {said.get('rows', 0):,} rows{', ' + before if before else ''}; {keys}"
+
+
+def _sentence_of_boundary(said: dict[str, Any]) -> str:
+    tables = said.get("tables") or {}
+    evicted = ", ".join(f"{name} {found['evicted']:,} of {found['before']:,} keys" for name, found in tables.items())
+    again = " (again, after a restore)" if said.get("redone") else ""
+    after = f"day {said['day']}" if said.get("day") else f"{said.get('rows', 0):,} rows"
+    return f"day boundary after {after}{again}; evicted: {evicted}"

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from trainer.telemetry.catalogue import COMMON_LABELS, PHASES, SECONDS_BOUNDS, of_role
+from trainer.telemetry.forecast import MemoryForecast
 from trainer.telemetry.series import Series, with_labels
 
 Probe = Callable[[Series], None]
@@ -56,7 +57,10 @@ class Telemetry(Collector):
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._set("agent_info", 1, version=version)
-        self._set("agent_memory_limit_bytes", memory_limit_bytes())
+        self.memory_limit_bytes = memory_limit_bytes()
+        self._forecast = MemoryForecast()
+        self._set("agent_memory_limit_bytes", self.memory_limit_bytes)
+        self.series.set("paddlewheel_agent_memory_limit_seconds", math.inf)
         for name in (
             "joined",
             "incarnation",
@@ -81,6 +85,7 @@ class Telemetry(Collector):
     def child_started(self, incarnation: int) -> None:
         """A new child: its counters begin at 0."""
         self._probe = None
+        self._forecast.clear()
         self.series.begin_anew()
         self._set("agent_incarnation", incarnation)
         self._set("agent_child_up", 1)
@@ -96,10 +101,14 @@ class Telemetry(Collector):
         """The agent ends the child: it need not answer any more."""
         self._probe = None
 
-    def child_measured(self, memory_bytes: float, cpu_seconds: float) -> None:
-        """What the kernel says of the child."""
+    def child_measured(self, memory_bytes: float, cpu_seconds: float) -> float | None:
+        """What the kernel says of the child. Returns the seconds until its memory reaches the limit, if it grows."""
         self._set("agent_child_memory_bytes", memory_bytes)
         self._follow("agent_child_cpu_seconds_total", cpu_seconds)
+        self._forecast.add(self._clock(), memory_bytes)
+        left = self._forecast.seconds_until(self.memory_limit_bytes)
+        self.series.set("paddlewheel_agent_memory_limit_seconds", math.inf if left is None else left)
+        return left
 
     def child_exited(self, code: int, *, expected: bool) -> None:
         """The child has ended. code: negative for a signal. expected: the agent ended it."""
@@ -133,6 +142,9 @@ class Telemetry(Collector):
             self._evaluation(event.get("eval"))
         elif kind == "evaluation":
             self._evaluation(event)
+        elif kind == "validation":
+            self._set("trainer_validation_auc", event.get("auc"))
+            self._set("trainer_validation_logloss", event.get("logloss"))
 
     def _evaluation(self, report: Any) -> None:
         if isinstance(report, Mapping):
@@ -146,6 +158,7 @@ class Telemetry(Collector):
         self._follow("trainer_steps_total", event.get("step"))
         for name in _COUNTS:
             self._follow(f"trainer_{name}_total", event.get(name))
+        self._growth(event)
         durations = event.get("durations")
         if isinstance(durations, Mapping):
             for phase in PHASES:
@@ -153,6 +166,15 @@ class Telemetry(Collector):
             self._histogram("trainer_pull_seconds", durations.get("servers_pull"))
             self._histogram("trainer_push_seconds", durations.get("servers_push"))
             self._histogram("trainer_lease_seconds", durations.get("lease"))
+
+    def _growth(self, event: Mapping[str, Any]) -> None:
+        """What this trainer makes the tables grow by."""
+        tables, features = event.get("tables"), event.get("new_keys_of_features")
+        for table, found in tables.items() if isinstance(tables, Mapping) else ():
+            if isinstance(found, Mapping):
+                self._follow("trainer_new_keys_total", found.get("new"), table=str(table))
+        for feature, count in features.items() if isinstance(features, Mapping) else ():
+            self._follow("trainer_feature_new_keys_total", count, feature=str(feature))
 
     # -- inside
 
@@ -164,10 +186,10 @@ class Telemetry(Collector):
     def _add(self, name: str, **labels: str) -> None:
         self.series.add(f"paddlewheel_{name}", 1.0, **labels)
 
-    def _follow(self, name: str, reading: Any) -> None:
+    def _follow(self, name: str, reading: Any, **labels: str) -> None:
         number = _number(reading)
         if number is not None:
-            self.series.follow(f"paddlewheel_{name}", number)
+            self.series.follow(f"paddlewheel_{name}", number, **labels)
 
     def _histogram(self, name: str, said: Any, **labels: str) -> None:
         if not isinstance(said, Mapping) or not isinstance(said.get("counts"), list):

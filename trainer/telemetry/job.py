@@ -54,6 +54,7 @@ class JobTelemetry(Collector):
         if status["progress"]:  # while the job starts again, the last position stays
             put(f"{_P}rows", status["progress"].get("rows") or 0)
             put(f"{_P}rows_expected", status["progress"].get("total_rows") or 0)
+            self._take_tables(status["progress"].get("tables") or {})
         put(f"{_P}progress_age_seconds", status["progress_age_seconds"] if status["phase"] == "running" else 0)
         checkpoint = status["checkpoint"]
         put(f"{_P}checkpoint_step", checkpoint["step"])
@@ -62,6 +63,18 @@ class JobTelemetry(Collector):
         follow(f"{_P}checkpoints_total", checkpoint["num_committed"], result="committed")
         follow(f"{_P}checkpoints_total", checkpoint["num_failed"], result="failed")
         put(f"{_P}exit_code", status["outcome"]["exit_code"] if status["over"] else -1)
+
+    def _take_tables(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
+        """How large the tables are, as trainer 0 says."""
+        for table, found in tables.items():
+            for name, field in (
+                ("table_bytes", "bytes"),
+                ("admitted_keys", "admitted"),
+                ("shard_skew_ratio", "shard_skew"),
+            ):
+                if found.get(field) is not None:
+                    self.series.set(f"{_P}{name}", found[field], table=table)
+            self.series.follow(f"{_P}evicted_keys_total", found.get("evicted") or 0, table=table)
 
     def collect(self) -> Iterator[Family]:
         """All families, as of now. Part of the Collector interface."""

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from pserver.checkpoint import open_table, read_rows
 from pserver.client import Client
 from pserver.config import TableConfig
 from pserver.local import local_servers
@@ -127,3 +128,28 @@ def test_a_key_that_decays_below_admission_has_no_embedding(tmp_path):
     with local_servers(TABLES, 1, tmp_path) as servers, Client(TABLES, servers.endpoints) as client:
         client.load(tmp_path / "saved")
         np.testing.assert_allclose(client.pull(table, keys), below.values_UW, rtol=1e-5)
+
+
+def test_a_boundary_of_one_table_leaves_the_others_alone(tmp_path):
+    keys = np.arange(1, 31, dtype=np.uint64)
+    with local_servers(TABLES, 2, tmp_path) as servers, Client(TABLES, servers.endpoints) as client:
+        for table in TABLES:
+            shows = np.where(keys <= 10, 5, 1).astype(np.float32)
+            client.push(table, keys, np.ones((30, 3), np.float32), shows, 0 * shows)
+        saved = client.save(tmp_path / "saved", advance_day=["by-days"])
+        client.end_day(["by-score"])  # scores of 0.25 and 0.05 are below 0.3
+        assert {name: sum(found) for name, found in client.num_keys().items()} == {
+            "by-score": 0,
+            "by-days": 30,
+            "admitted": 30,
+        }
+        client.save(tmp_path / "after")
+        unseen = {
+            name: {
+                float(day) for rows in read_rows(open_table(tmp_path / "after" / name)) for day in rows.unseen_days_N
+            }
+            for name in ("by-days", "admitted")
+        }
+        assert unseen == {"by-days": {1.0}, "admitted": {0.0}}
+        assert saved["by-score"].num_rows == 30
+        np.testing.assert_array_equal(client.pull_with_counts("admitted", keys[:1]).shows_U, [5.0])

@@ -1,0 +1,355 @@
+"""Jobs day by day: decay and eviction against NumPy, whatever was killed; validation; published chains; refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pserver import chain
+from pserver.checkpoint import open_table, read_rows
+from pserver.errors import CheckpointError
+from pserver.export import export_table, read_groups
+from tests.integration.command import Job
+from trainer import checkpoint
+from trainer.coordinator import history
+from trainer.coordinator.resume import read_journal
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.processes]
+
+DAYS = [f"2026-01-0{number}" for number in range(1, 6)]
+ROWS = 1500
+DECAY, LEAST, ADMISSION = np.float32(0.5), np.float32(4.0), 20
+SETTINGS = {
+    "tables": {
+        "default": {
+            "width": 4,
+            "admission": ADMISSION,
+            "optimizer": {"rule": "adagrad", "learning_rate": 0.1},
+            "lifecycle": {"show_click_decay": float(DECAY), "delete_below_score": float(LEAST)},
+        }
+    },
+    "model": {"kind": "deepfm", "tower": [8]},
+    "train": {"max_staleness_steps": 0},
+    "cluster": {"servers": 2, "trainers": 1},
+    "control": {"leases": "static", "max_restarts": 3, "backoff_seconds": 0.1},
+    "checkpoint": {"every_steps": 4, "keep": 100},
+    "metrics": {"enabled": False},
+}
+
+
+def _rows(number: int) -> dict[str, np.ndarray]:
+    """Of one day: ids of `a` come and go, those of `b` stay; clicks depend on both."""
+    rng = np.random.default_rng(number)
+    weights = np.random.default_rng(99).normal(0, 1.5, 400)
+    a = rng.integers(0, 60, ROWS) + 15 * number
+    b = rng.integers(0, 20, ROWS) + 300
+    chance = 1 / (1 + np.exp(-weights[a] - weights[b]))
+    return {"click": (rng.random(ROWS) < chance).astype(np.int8), "a": a, "b": b}
+
+
+@pytest.fixture(scope="module")
+def by_day(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("days") / "data"
+    for number, day in enumerate(DAYS):
+        place = folder / f"day={day}"
+        place.mkdir(parents=True)
+        pq.write_table(pa.table(_rows(number)), place / "part.parquet", row_group_size=500)
+    return folder
+
+
+def _data(folder: Path) -> dict:
+    return {
+        "train": str(folder),
+        "labels": ["click"],
+        "batch_rows": 250,
+        "sparse": [{"name": "a"}, {"name": "b"}],
+    }
+
+
+def _expected(num_days: int) -> tuple[np.ndarray, list[int], list[int]]:
+    """Shows and clicks [keys, 2] after so many days, before the boundary of the last; keys by day; evicted by day."""
+    counts: dict[tuple[str, int], np.ndarray] = {}
+    keys, evicted = [], []
+    for number in range(num_days):
+        rows = _rows(number)
+        for feature in ("a", "b"):
+            shows = Counter(rows[feature].tolist())
+            clicks = Counter(rows[feature][rows["click"] == 1].tolist())
+            for value, count in shows.items():
+                more = np.array([count, clicks[value]], np.float32)
+                counts[feature, value] = counts.get((feature, value), np.zeros(2, np.float32)) + more
+        keys.append(len(counts))
+        if number + 1 < num_days:
+            counts = {key: row * DECAY for key, row in counts.items()}
+            gone = [key for key, row in counts.items() if row[0] < LEAST]
+            for key in gone:
+                del counts[key]
+            evicted.append(len(gone))
+    return np.array(sorted(row.tolist() for row in counts.values())), keys, evicted
+
+
+def _saved_counts(run: Path) -> np.ndarray:
+    newest = checkpoint.latest(run / "checkpoints")
+    assert newest is not None
+    pairs = [
+        (show, click)
+        for rows in read_rows(open_table(newest / "sparse" / "default"))
+        for show, click in zip(rows.shows_N.tolist(), rows.clicks_N.tolist(), strict=True)
+    ]
+    return np.array(sorted(pairs))
+
+
+def _assert_as_undisturbed(run: Path, num_days: int) -> None:
+    counts, keys, evicted = _expected(num_days)
+    np.testing.assert_allclose(_saved_counts(run), counts, rtol=1e-5)
+    report = history.report(run)
+    assert report.exact
+    assert [proof.num_rows for proof in report.epochs] == [ROWS] * num_days
+    assert list(report.day_names.values()) == DAYS[:num_days]
+    assert [story.day for story in report.days] == DAYS[:num_days]
+    sizes = [story.tables["default"] for story in report.days]
+    assert [size["keys"] for size in sizes] == keys
+    assert [size["evicted"] for size in sizes] == [*evicted, None]
+    assert [size["new"] for size in sizes] == [
+        now - (before - gone) for now, before, gone in zip(keys, [0, *keys], [0, *evicted], strict=False)
+    ]
+    assert num_days < 4 or sum(evicted) > 0
+    assert sizes[-1]["admitted"] == np.count_nonzero(counts[:, 0] >= ADMISSION) < sizes[-1]["keys"]
+    for number, story in enumerate(report.days):
+        assert (story.validation is None) == (number == 0)
+        if story.validation is not None:
+            assert story.validation["rows"] == ROWS
+            assert 0.55 < story.validation["auc"] < 1
+    assert not list((run / "checkpoints").glob(".*"))
+
+
+def test_days_are_trained_over_two_runs_and_published(tmp_path: Path, by_day: Path) -> None:
+    job = Job(tmp_path, _data(by_day), {**SETTINGS, "train": {"days": {"publish": {"base_every_days": 3}}}})
+    code, outcome = job.run("train", "--days", "2026-01-01..2026-01-02")
+    assert (code, outcome["result"]["rows"]) == (0, 2 * ROWS), outcome
+    _assert_as_undisturbed(tmp_path / "run", 2)
+    code, outcome = job.run("train", "--days", "2026-01-02..2026-01-05")  # the second is trained already
+    assert (code, outcome["result"]["rows"]) == (0, 5 * ROWS), outcome
+    _assert_as_undisturbed(tmp_path / "run", 5)
+    code, outcome = job.run("train", "--days", "2026-01-04..2026-01-05")
+    assert (code, outcome["result"]["rows"]) == (0, 5 * ROWS)
+    assert len(read_journal(tmp_path / "run" / "journal.jsonl")) == len(_journal_before(tmp_path))
+    said = subprocess.run(
+        [*job.command("train", "--days", "x")[:3], "report", str(tmp_path / "run")], capture_output=True, text=True
+    )
+    assert said.returncode == 0, said.stderr
+    assert f"day 2026-01-05: each of {ROWS:,} rows once" in said.stdout
+    assert "logloss" in said.stdout
+    _check_chain(tmp_path)
+
+
+def _journal_before(folder: Path) -> list[dict]:
+    """Nothing was run, so nothing was written."""
+    records = read_journal(folder / "run" / "journal.jsonl")
+    assert [record["what"] for record in records].count("over") == 2
+    return records
+
+
+def _check_chain(folder: Path) -> None:
+    """Base and deltas make what a full export is; a chain with a link missing or in another's place is refused."""
+    directory = folder / "run" / "published" / "default"
+    known = chain.links(directory)
+    assert [(link.number, link.kind, link.day) for link in known] == [
+        (number + 1, "base" if number in {0, 3} else "delta", day) for number, day in enumerate(DAYS)
+    ]
+    assert known[1].num_removed == 0 or known[2].num_removed > 0
+    for day, step in zip(DAYS, range(6, 31, 6), strict=True):
+        followed, full = folder / f"followed-{day}", folder / f"full-{day}"
+        chain.follow(directory, followed, day=day)
+        export_table(open_table(folder / "run" / "checkpoints" / f"step-{step}" / "sparse" / "default"), full)
+        here, there = (pa.concat_tables(list(read_groups(place))).sort_by("key") for place in (followed, full))
+        for column in ("key", "first_order", "embedding"):
+            assert here[column].combine_chunks().equals(there[column].combine_chunks()), (day, column)
+        for column in ("shows", "clicks"):
+            np.testing.assert_allclose(here[column].to_numpy(), there[column].to_numpy(), rtol=2e-5)
+    hidden = directory / known[1].folder
+    hidden.rename(folder / "away")
+    with pytest.raises(CheckpointError, match="link 2 is missing"):
+        chain.follow(directory, folder / "never", day=DAYS[2])
+    shutil.copytree(directory / known[2].folder, hidden)  # out of order: another delta in its place
+    with pytest.raises(CheckpointError, match="was renamed, or copied"):
+        chain.follow(directory, folder / "never", day=DAYS[2])
+    shutil.rmtree(hidden)
+    with pytest.raises(CheckpointError, match=r"no link of 2026-02-01: it has 000001-base-2026-01-01"):
+        chain.follow(directory, folder / "never", day="2026-02-01")
+    assert not (folder / "never").exists()
+
+
+def _child(process: subprocess.Popen, module: str) -> psutil.Process | None:
+    below = psutil.Process(process.pid).children(recursive=True)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return next((child for child in below if module in child.cmdline()), None)
+    return None
+
+
+def _kill(process: subprocess.Popen, module: str) -> None:
+    child = _child(process, module)
+    assert child is not None
+    child.kill()
+
+
+def _wait(condition, process: subprocess.Popen):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        if found := condition():
+            return found
+        time.sleep(0.0005)
+    raise AssertionError("it never happened")
+
+
+def _kill_between_commit_and_boundary(process: subprocess.Popen, run: Path, step: int) -> None:
+    """Lets the trainer run a millisecond at a time from when its draft is whole; kills it when the commit is there.
+
+    The coordinator still has to write its journal then, before it answers the trainer.
+    """
+    child = _wait(lambda: _child(process, "trainer.child"), process)
+    committed = run / "checkpoints" / f"step-{step}"
+    _wait(lambda: list((run / "checkpoints").glob(f".step-{step}-*/MANIFEST.json")), process)
+    child.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + 60
+    while not committed.exists():
+        assert time.monotonic() < deadline
+        child.send_signal(signal.SIGCONT)
+        time.sleep(0.001)
+        child.send_signal(signal.SIGSTOP)
+        answer_by = time.monotonic() + 0.03
+        while not committed.exists() and time.monotonic() < answer_by:
+            time.sleep(0.0005)
+    child.kill()
+
+
+def test_a_boundary_is_neither_lost_nor_doubled_when_the_trainer_dies_around_it(tmp_path: Path, by_day: Path) -> None:
+    """Killed between the commit and the boundary; killed in the middle of a day after one; a server killed, too."""
+    job = Job(tmp_path, _data(by_day), SETTINGS)
+    run = tmp_path / "run"
+    process = job.start("train", "--days", f"{DAYS[0]}..{DAYS[-1]}")
+    try:
+        _kill_between_commit_and_boundary(process, run, 6)
+        records = _wait(lambda: _told(run, "boundary", 1), process)
+        assert records[0]["redone"]  # nobody had carried it out
+        assert records[0]["day"] == DAYS[0]
+        _wait((run / "checkpoints" / "step-16").exists, process)  # of the third day, after its boundary
+        _kill(process, "trainer.child")
+        _wait((run / "checkpoints" / "step-24").exists, process)  # the fourth day's end
+        _kill(process, "pserver.child")
+        output, errors = process.communicate(timeout=200)
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGTERM)
+            process.communicate(timeout=30)
+    assert process.returncode == 0, errors[-3000:]
+    assert json.loads(output)["result"]["rows"] == 5 * ROWS
+    _assert_as_undisturbed(run, 5)
+
+
+def _told(run: Path, what: str, at_least: int) -> list[dict]:
+    found = [record for record in read_journal(run / "journal.jsonl") if record["what"] == what]
+    return found if len(found) >= at_least else []
+
+
+def test_boundaries_by_rows(tmp_path: Path) -> None:
+    """Every so many rows of a stream, on two trainers that pull ahead; a kill loses and doubles none."""
+    rows = _rows(0)
+    (tmp_path / "train").mkdir()
+    pq.write_table(pa.table(rows), tmp_path / "train" / "part.parquet", row_group_size=500)
+    table = {**SETTINGS["tables"]["default"], "lifecycle": {"show_click_decay": 0.5, "every_rows": 1000}}
+    settings = {
+        **SETTINGS,
+        "tables": {"default": table},
+        "train": {"epochs": 3, "max_staleness_steps": 2},
+        "cluster": {"servers": 2, "trainers": 2},
+    }
+    data = {**_data(tmp_path / "train"), "shuffle": {"enabled": False}}
+    job = Job(tmp_path, data, settings)
+    run = tmp_path / "run"
+    process = job.start("train")
+    try:
+        _wait(lambda: _told(run, "boundary", 2), process)
+        _kill(process, "trainer.child")
+        output, errors = process.communicate(timeout=200)
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGTERM)
+            process.communicate(timeout=30)
+    assert process.returncode == 0, errors[-3000:]
+    assert json.loads(output)["result"]["rows"] == 3 * ROWS
+    report = history.report(run)
+    assert report.exact
+    # Boundaries follow the first step that reaches 1000, 2000, ...; what was trained before is halved each time.
+    positions = [story.rows for story in report.days]
+    assert [position // 1000 for position in positions] == [1, 2, 3, 4]
+    bounds = [0, *positions, 3 * ROWS]
+    weights = [0.5 ** (len(bounds) - 2 - place) for place in range(len(bounds) - 1)]
+    total = sum(weight * (after - before) for weight, after, before in zip(weights, bounds[1:], bounds, strict=False))
+    np.testing.assert_allclose(_saved_counts(run)[:, 0].sum(), 2 * total, rtol=1e-5)  # two features a row
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--days", "2026-01-04..2026-01-08"], "no data for 2026-01-06, 2026-01-07, 2026-01-08"),
+        (["--days", "2026-01-05..2026-01-01"], "ends before it begins"),
+        (["--days", "yesterday"], "'yesterday' is no day: write 2026-01-31"),
+        (["--days", "2026-02-01..2026-02-02", "--skip-missing-days"], "none of these days has data"),
+        (["--days", "2026-01-01", "--set", "train.epochs=2"], "with train.days each day is trained once"),
+        (["--days", "2026-01-01", "--set", "train.days.column=date"], "lies in no folder date=<day>"),
+        (
+            ["--days", "2026-01-01", "--set", "tables.default.lifecycle.every_rows=1000"],
+            "is for data without days",
+        ),
+        (
+            [
+                *("--days", "2026-01-01", "--set", "train.days.publish={}"),
+                *("--set", "checkpoint.directory=s3://bucket/prefix"),
+            ],
+            "is made of checkpoints in a folder",
+        ),
+        (["--set", "tables.default.lifecycle.every_rows=100"], "less than the 250 rows of a step"),
+        ([], "decays or deletes keys at day boundaries, but this job has none"),
+        (["--set", "train.days.column=day"], "say which days to train, such as --days 2026-01-01..2026-01-07"),
+    ],
+)
+def test_what_cannot_be_trained_by_days_is_refused_before_anything_starts(
+    tmp_path: Path, by_day: Path, arguments: list[str], message: str
+) -> None:
+    job = Job(tmp_path, _data(by_day), SETTINGS)
+    done = subprocess.run(job.command("train", *arguments), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 64, done.stderr
+    assert message in done.stderr
+    assert not (tmp_path / "run" / "journal.jsonl").exists()
+
+
+def test_a_missing_day_may_be_left_out_and_an_earlier_one_may_not_come_later(tmp_path: Path, by_day: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(by_day, data)
+    (data / f"day={DAYS[1]}").rename(tmp_path / "late")
+    job = Job(tmp_path, _data(data), SETTINGS)
+    code, outcome = job.run("train", "--days", "2026-01-01..2026-01-03", "--skip-missing-days")
+    assert (code, outcome["result"]["rows"]) == (0, 2 * ROWS), outcome
+    (tmp_path / "late").rename(data / f"day={DAYS[1]}")
+    for arguments, message in (
+        (["--days", "2026-01-02..2026-01-04"], "2026-01-02 lies before 2026-01-03, the last day that was trained"),
+        (["--set", "tables.default.lifecycle.every_rows=1000", "--resume"], "was trained by days"),
+    ):
+        done = subprocess.run(job.command("train", *arguments), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 64
+        assert message in done.stderr

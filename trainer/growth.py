@@ -1,0 +1,46 @@
+"""How tables grow while a trainer trains: keys that it was the first to bring, by table and by feature.
+
+Counted from what pulls return: a key that the servers have never been shown is new. A key that several batches bring
+before its first push is applied is counted by each, so these counts lie a little above what the servers hold; the
+servers' own key counts are exact, these say where growth comes from.
+
+Legend: U unique keys of a table in a batch, P positions (U + 1, position 0 is no key).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_pipeline.batch import Batch, TableKeys
+
+
+class Growth:
+    """Counts since the start of this trainer. For one writing thread; readers may be a batch behind."""
+
+    def __init__(self) -> None:
+        self.new_keys: Counter[str] = Counter()
+        """By table."""
+        self.new_keys_of_features: Counter[str] = Counter()
+        """By feature; a key that several features bring counts for each."""
+
+    def observe(self, batch: Batch, shows: Mapping[str, NDArray[np.float32]]) -> None:
+        """Take a batch and how often the servers had been shown its keys: [U] by table."""
+        for name, keys in batch.tables.items():
+            is_new_U = shows[name] == 0
+            count = int(np.count_nonzero(is_new_U))
+            if count:
+                self.new_keys[name] += count
+                self._observe_features(keys, is_new_U)
+
+    def _observe_features(self, keys: TableKeys, is_new_U: NDArray[np.bool_]) -> None:
+        is_new_P = np.concatenate([[False], is_new_U])
+        columns = [(name, keys.single_BF[:, column]) for column, name in enumerate(keys.single_names)]
+        columns += [(name, at.ravel()) for name, at in keys.index.items() if name not in keys.single_names]
+        for name, at_N in columns:
+            seen_P = np.zeros(len(is_new_P), np.bool_)
+            seen_P[at_N] = True
+            self.new_keys_of_features[name] += int(np.count_nonzero(seen_P & is_new_P))

@@ -1,0 +1,43 @@
+"""When a process that grows will have used up its memory: a straight line through what was measured of late."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import linear_regression
+
+_WINDOW_SECONDS = 600.0
+_SECONDS_BETWEEN_SAMPLES = 2.0
+_LEAST_SECONDS = 20.0
+_LEAST_GROWTH = 0.002
+"""Of what is used, over the window: less is the allocator's breathing."""
+
+
+class MemoryForecast:
+    """Takes (time, bytes) as it comes; keeps ten minutes of it."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque()
+
+    def add(self, now: float, used_bytes: float) -> None:
+        """One measurement; times in seconds, rising."""
+        if self._samples and now - self._samples[-1][0] < _SECONDS_BETWEEN_SAMPLES:
+            return
+        self._samples.append((now, used_bytes))
+        while now - self._samples[0][0] > _WINDOW_SECONDS:
+            self._samples.popleft()
+
+    def clear(self) -> None:
+        """The process was replaced."""
+        self._samples.clear()
+
+    def seconds_until(self, limit_bytes: float) -> float | None:
+        """From the last measurement, at the growth of the last ten minutes; None while it does not grow, or too little
+        was measured.
+        """
+        if len(self._samples) < 3 or self._samples[-1][0] - self._samples[0][0] < _LEAST_SECONDS:
+            return None
+        times, used = zip(*self._samples, strict=True)
+        slope, last = float(linear_regression(times, used).slope), float(used[-1])
+        if slope * (times[-1] - times[0]) < _LEAST_GROWTH * last:
+            return None
+        return max(0.0, (limit_bytes - last) / slope)
