@@ -18,6 +18,8 @@ from typing import Literal
 
 import psutil
 
+from trainer import native
+
 _DISTRIBUTIONS = (
     "paddlewheel",
     "paddlepaddle",
@@ -68,6 +70,7 @@ def examine() -> list[Finding]:
         _paddle,
         _libraries,
         _processor,
+        _operators,
         _memory,
         _shared_memory,
         _limits,
@@ -149,6 +152,18 @@ def _processor() -> Iterator[Finding]:
         yield Finding("warn", "processor", found, "a server and a trainer share one core; two or more train faster")
     else:
         yield Finding("ok", "processor", found)
+
+
+def _operators() -> Iterator[Finding]:
+    """Whether the dense part runs on our compiled operators, built here and now if need be."""
+    try:
+        library = native.build()
+    except native.NativeError as error:
+        found = "not built: the dense part runs on Paddle's own operators, in float32, about half as fast"
+        yield Finding("warn", "operators", found, str(error))
+        return
+    precision = "bfloat16" if native.support().bfloat16 else "float32 (this processor has no AVX512-BF16 or AMX)"
+    yield Finding("ok", "operators", f"built ({library.name}); `train.precision: auto` means {precision}")
 
 
 def _memory() -> Iterator[Finding]:

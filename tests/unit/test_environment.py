@@ -13,6 +13,7 @@ import pytest
 from deploy import environment
 from deploy.cli import run
 from deploy.environment import Finding
+from trainer.native import NativeError
 
 
 def only(found: object) -> Finding:
@@ -44,6 +45,17 @@ def test_what_does_not_fit_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None
         finding = only(check())
         assert (finding.level, word in finding.remedy) == (level, True), finding
     assert {finding.level for finding in environment._disk()} == {"warn"}
+
+
+def test_the_operators_are_built_or_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "train.precision" in only(environment._operators()).found
+
+    def fail() -> None:
+        raise NativeError("no C++ compiler was found. Install one.")
+
+    monkeypatch.setattr("trainer.native.build", fail)
+    finding = only(environment._operators())
+    assert (finding.level, finding.remedy) == ("warn", "no C++ compiler was found. Install one.")
 
 
 def _answers(monkeypatch: pytest.MonkeyPatch, code: int, output: str = "", error: str = "") -> None:
