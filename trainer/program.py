@@ -26,6 +26,7 @@ from trainer.models.base import FeatureSpec, ModelInputs, SequenceInput, Variabl
 from trainer.settings import DenseOptimizerConfig
 
 Floats = NDArray[np.float32]
+_ADAM_STATE = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")  # Paddle's names
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,9 @@ class DenseProgram:
     ) -> None:
         paddle.enable_static()
         self._layouts, self._config = layouts, optimizer
+        self._native_adam = (
+            None if operators is None else native.AdamW(optimizer.beta1, optimizer.beta2, optimizer.epsilon)
+        )
         self._scope = paddle.static.Scope()
         self._executor = paddle.static.Executor(paddle.CPUPlace())
         self._main, startup = paddle.static.Program(), paddle.static.Program()
@@ -285,10 +289,22 @@ class DenseProgram:
             total_weight: summed weight of all rows.
             rate_factor: what the schedule makes of the learning rate in this step.
         """
-        scale = clipped_scale(flat_N, total_weight, self._config.clip_norm)
-        rate = np.array([self._config.learning_rate * rate_factor], np.float32)
-        self._tensor(self._rate).set(rate, paddle.CPUPlace())
-        self._run(self._apply, {"flat": flat_N, "scale": np.array([scale], np.float32)}, [])
+        config = self._config
+        scale = clipped_scale(flat_N, total_weight, config.clip_norm)
+        rate = config.learning_rate * rate_factor
+        if self._native_adam is None:
+            self._tensor(self._rate).set(np.array([rate], np.float32), paddle.CPUPlace())
+            self._run(self._apply, {"flat": flat_N, "scale": np.array([scale], np.float32)}, [])
+            return
+        offset = 0
+        for name, size in self.sizes.items():
+            parts = [name, *(f"adam/{kind}/{name}" for kind in _ADAM_STATE)]
+            tensors = [self._tensor(self._variables[part]) for part in parts]
+            matrix = len(tensors[0].shape()) > 1
+            decay, l2 = (config.weight_decay, config.l2) if matrix else (0.0, 0.0)
+            gradient = flat_N[offset : offset + size]
+            self._native_adam.step(tensors, gradient, scale=scale, rate=rate, decay=decay, l2=l2)
+            offset += size
 
     def predict(self, batch: Any, rows: Mapping[str, Floats]) -> Floats:
         """Log-odds [B, Y], without dropout."""

@@ -137,11 +137,11 @@ def test_forward_and_all_gradients(kind: str, operators: Precision | None) -> No
     assert offset == program.num_floats == len(result.flat_N) - 2
 
 
-def test_apply_is_adam_with_decoupled_decay_l2_clipping_and_schedule() -> None:
+@pytest.mark.parametrize("operators", [None, "float32"], ids=["paddle", "native"])
+def test_apply_is_adam_with_decoupled_decay_l2_clipping_and_schedule(operators: Precision | None) -> None:
     rng = np.random.default_rng(6)
-    program = _program(
-        "deepfm", learning_rate=0.01, beta1=0.8, beta2=0.9, epsilon=1e-6, weight_decay=0.1, l2=0.05, clip_norm=2.0
-    )
+    settings = {"learning_rate": 0.01, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-6}
+    program = _program("deepfm", operators, **settings, weight_decay=0.1, l2=0.05, clip_norm=2.0)
     weights = {k: v.astype(np.float64) for k, v in program.parameters().items()}
     first = {k: np.zeros(v.shape) for k, v in weights.items()}
     second = {k: np.zeros(v.shape) for k, v in weights.items()}
@@ -168,6 +168,19 @@ def test_apply_is_adam_with_decoupled_decay_l2_clipping_and_schedule() -> None:
     assert set(clipped) == {True, False}
     for name, value in program.parameters().items():
         np.testing.assert_allclose(value, weights[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_a_state_may_go_from_one_kind_of_operators_to_the_other() -> None:
+    rng = np.random.default_rng(6)
+    first, second = _program("deepfm", "float32", weight_decay=0.1), _program("deepfm", None, weight_decay=0.1)
+    for step in range(4):
+        flat = rng.standard_normal(first.num_floats).astype(np.float32)
+        first.apply(flat, 3.0)
+        second.apply(flat, 3.0)
+        if step == 1:
+            second.load_state(first.state())
+        for name, value in first.state().items():
+            np.testing.assert_allclose(second.state()[name], value, rtol=2e-5, atol=1e-7, err_msg=name)
 
 
 def test_the_shift_is_for_predictions_of_the_first_label_alone() -> None:

@@ -23,10 +23,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 Precision = Literal["float32", "bfloat16"]
 Variable = Any  # a symbolic tensor of a static program
@@ -245,6 +249,52 @@ def tower(
         {"relu": [int(r) for r in relu], "bfloat16": int(_current.get() == "bfloat16")},
     )
     return out_BY
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW (Loshchilov and Hutter, 2019) on parameters in Paddle's memory, one pass over each.
+
+    Attributes:
+        beta1, beta2, epsilon: as in Kingma and Ba, 2015.
+    """
+
+    beta1: float
+    beta2: float
+    epsilon: float
+
+    def step(
+        self,
+        tensors: Sequence[Any],
+        gradient: NDArray[np.float32],
+        *,
+        scale: float,
+        rate: float,
+        decay: float,
+        l2: float,
+    ) -> None:
+        """Change one parameter: decay it, then Adam with the gradient `scale * gradient + l2 * parameter`.
+
+        Args:
+            tensors: float32 on the CPU: parameter, first moment, second moment, beta1^t, beta2^t.
+            gradient: as many floats as the parameter, one after the other.
+            scale: factor of the gradient.
+            rate: learning rate of this step.
+            decay: decoupled weight decay, relative to the rate.
+            l2: factor of the parameter in the gradient.
+        """
+        settings = (ctypes.c_float * 7)(scale, l2, rate, self.beta1, self.beta2, self.epsilon, decay)
+        pointers = [ctypes.c_void_p(tensor._ptr()) for tensor in tensors]  # noqa: SLF001  the only way to the memory
+        _function("paddlewheel_adamw")(
+            ctypes.byref(settings), ctypes.c_int64(gradient.size), ctypes.c_void_p(gradient.ctypes.data), *pointers
+        )
+
+
+@cache
+def _function(name: str) -> Any:
+    function = getattr(ctypes.CDLL(str(load())), name)
+    function.restype = None
+    return function
 
 
 def _with_gradient(value: Variable) -> Variable:

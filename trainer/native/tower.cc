@@ -4,6 +4,7 @@
 // layer, Y its outputs.
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -75,18 +76,19 @@ VECTORISED void add_to(const float* from, std::int64_t count, float* to) {
   for (std::int64_t i = 0; i < count; ++i) to[i] += from[i];
 }
 
-VECTORISED void pairwise_row(const float* fields, std::int64_t num_fields, std::int64_t width, float* sum, float* out) {
-  for (std::int64_t e = 0; e < width; ++e) sum[e] = 0.0f;
-  float squares = 0.0f;
+// squares: scratch of `width` floats, so that no sum runs across the lanes of a vector
+VECTORISED void pairwise_row(const float* fields, std::int64_t num_fields, std::int64_t width, float* sum, float* squares,
+                             float* out) {
+  for (std::int64_t e = 0; e < width; ++e) sum[e] = squares[e] = 0.0f;
   for (std::int64_t f = 0; f < num_fields; ++f)
     for (std::int64_t e = 0; e < width; ++e) {
       const float value = fields[f * width + e];
       sum[e] += value;
-      squares += value * value;
+      squares[e] += value * value;
     }
-  float square = 0.0f;
-  for (std::int64_t e = 0; e < width; ++e) square += sum[e] * sum[e];
-  *out = 0.5f * (square - squares);
+  float total = 0.0f;
+  for (std::int64_t e = 0; e < width; ++e) total += sum[e] * sum[e] - squares[e];
+  *out = 0.5f * total;
 }
 
 VECTORISED void pairwise_row_gradient(const float* fields, const float* sum, float g, std::int64_t num_fields,
@@ -164,9 +166,13 @@ Tensors Pairwise(const Tensor& fields) {
   Tensor sum = paddle::empty({batch, width}, paddle::DataType::FLOAT32, fields.place());
   const float* from = fields.data<float>();
   float *to = out.data<float>(), *sums = sum.data<float>();
-#pragma omp parallel for schedule(static)
-  for (std::int64_t b = 0; b < batch; ++b)
-    pairwise_row(from + b * num_fields * width, num_fields, width, sums + b * width, to + b);
+#pragma omp parallel
+  {
+    std::vector<float> squares(width);
+#pragma omp for schedule(static)
+    for (std::int64_t b = 0; b < batch; ++b)
+      pairwise_row(from + b * num_fields * width, num_fields, width, sums + b * width, squares.data(), to + b);
+  }
   return {out, sum};
 }
 
@@ -350,7 +356,32 @@ std::vector<paddle::DataType> TowerType(const std::vector<paddle::DataType>& all
   return {all[0], paddle::DataType::UINT8};
 }
 
+// ---------------------------------------------------------------- optimizer
+
+struct AdamW {
+  float scale, l2, rate, beta1, beta2, epsilon, decay;
+};
+
+VECTORISED void adamw(const AdamW& s, float rate, float epsilon, std::int64_t count, const float* gradient, float* value,
+                      float* first, float* second) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float g = gradient[i] * s.scale + s.l2 * value[i];
+    first[i] = s.beta1 * first[i] + (1.0f - s.beta1) * g;
+    second[i] = s.beta2 * second[i] + (1.0f - s.beta2) * g * g;
+    value[i] = value[i] * (1.0f - s.rate * s.decay) - rate * first[i] / (std::sqrt(second[i]) + epsilon);
+  }
+}
+
 }  // namespace
+
+// One parameter's step. `powers` hold beta1^t and beta2^t of this step on entry, of the next one on return.
+extern "C" void paddlewheel_adamw(const AdamW* settings, std::int64_t count, const float* gradient, float* value,
+                                  float* first, float* second, float* power1, float* power2) {
+  const float root = std::sqrt(1.0f - *power2);
+  adamw(*settings, settings->rate * root / (1.0f - *power1), settings->epsilon * root, count, gradient, value, first, second);
+  *power1 *= settings->beta1;
+  *power2 *= settings->beta2;
+}
 
 PD_BUILD_OP(paddlewheel_lookup)
     .Inputs({"Rows", "Index"})
