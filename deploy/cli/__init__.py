@@ -32,6 +32,7 @@ _COMMANDS = {
     "data": ("deploy.cli.data:app", "Prepare, generate and check data."),
     "job": ("deploy.cli.job:app", "Look at a job file: its keys, its values, whether it can run."),
     "checkpoint": ("deploy.cli.checkpoint:app", "Look at checkpoints, rewrite them, or ask a running job for one."),
+    "chain": ("deploy.cli.chain:app", "List or follow the bases and deltas that a job publishes day by day."),
     "tune": ("deploy.cli.tune:tune", "Search for better settings of a job."),
     "curves": ("deploy.cli.curves:curves", "Draw what a run has learnt: loss, evaluations, reliability, slices."),
     "report": ("deploy.cli.report:report", "Prove from a run's journal that every row was trained once."),

@@ -176,6 +176,14 @@ CASES = [
         "table item of j is unevenly spread: one server holds 900k keys",
     ),
     Case(
+        "PaddlewheelShardSkew",
+        "5m",
+        {job("shard_skew_ratio", table="item"): "3x10", server("pserver_table_keys", table="item"): "2000000x10"},
+        {job("shard_skew_ratio", table="item"): "3x10", server("pserver_table_keys", table="item"): "500x10"},
+        {"job_name": "j", "table": "item"},
+        "one shard of table item of j holds 3 times the mean",
+    ),
+    Case(
         "PaddlewheelTrainerSkew",
         "25m",
         {trainer("rows_total"): "0+1000x30", trainer("rows_total", "1"): "0+400x30"},

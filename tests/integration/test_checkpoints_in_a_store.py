@@ -15,6 +15,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
+from pserver.checkpoint import open_table, read_rows
 from tests.integration.command import Job
 from tests.object_stores import new_bucket, s3_server
 
@@ -130,3 +131,38 @@ def test_a_store_that_cannot_be_used_is_told_before_anything_starts(
     assert words in said
     assert "AWS_ACCESS_KEY_ID" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_days_go_on_from_a_store(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A boundary after a restore is that of an undisturbed run, the unseen days of keys included."""
+    bucket = new_bucket(endpoint, monkeypatch)
+    job = job_of(tmp_path, bucket)
+    for number, rows in enumerate(([1, 2, 3], [1, 2], [1])):
+        folder = tmp_path / "train" / f"day=2026-03-0{number + 1}"
+        folder.mkdir()
+        pq.write_table(pa.table({"click": [0, 1] * len(rows), "a": rows * 2, "b": rows * 2}), folder / "0.parquet")
+    for loose in (tmp_path / "train").glob("*.parquet"):
+        loose.unlink()
+    lifecycle = {"show_click_decay": 0.5, "delete_after_unseen_days": 1}
+    job.settings["tables"] = {"default": {"width": 4, "shards": 12, "lifecycle": lifecycle}}
+    for days, keys in (("2026-03-01", 6), ("2026-03-02", 6), ("2026-03-03", 4)):
+        code, outcome = job.run("train", "--days", days)
+        assert code == 0, outcome
+        assert outcome["result"]["keys"] == {"default": keys}  # the ids 3 were last seen two boundaries ago
+    newest = outcome["result"]["checkpoint"]
+    code, said = command("checkpoint", "fetch", newest, str(tmp_path / "copy" / newest.rpartition("/")[2]))
+    assert code == 0, said
+    (fetched,) = (tmp_path / "copy").iterdir()
+    found = sorted(
+        (show, unseen)
+        for rows in read_rows(open_table(fetched / "sparse" / "default"))
+        for show, unseen in zip(rows.shows_N.tolist(), rows.unseen_days_N.tolist(), strict=True)
+    )
+    once, twice = (2 / 2 + 2) / 2, ((2 / 2 + 2) / 2 + 2)  # shows of the ids 2, not seen on the last day, and 1
+    assert found == [(once, 1.0)] * 2 + [(twice, 0.0)] * 2
+    code, said = command("report", f"s3://{bucket}/jobs/a")
+    assert code == 0, said
+    assert "day 2026-03-02: 4 rows" in said
+    store = pafs.S3FileSystem(endpoint_override=endpoint.removeprefix("http://"), scheme="http")
+    drafts = store.get_file_info(pafs.FileSelector(f"{bucket}/jobs/a/data", recursive=True))
+    assert not [info.path for info in drafts if "boundary" in info.path], "what was saved for the boundary alone"

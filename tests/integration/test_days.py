@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -147,13 +148,15 @@ def test_days_are_trained_over_two_runs_and_published(tmp_path: Path, by_day: Pa
     code, outcome = job.run("train", "--days", "2026-01-04..2026-01-05")
     assert (code, outcome["result"]["rows"]) == (0, 5 * ROWS)
     assert len(read_journal(tmp_path / "run" / "journal.jsonl")) == len(_journal_before(tmp_path))
-    said = subprocess.run(
-        [*job.command("train", "--days", "x")[:3], "report", str(tmp_path / "run")], capture_output=True, text=True
-    )
+    said = _command("report", str(tmp_path / "run"))
     assert said.returncode == 0, said.stderr
     assert f"day 2026-01-05: each of {ROWS:,} rows once" in said.stdout
     assert "logloss" in said.stdout
     _check_chain(tmp_path)
+
+
+def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "deploy.cli", *arguments], capture_output=True, text=True, timeout=60)
 
 
 def _journal_before(folder: Path) -> list[dict]:
@@ -171,6 +174,10 @@ def _check_chain(folder: Path) -> None:
         (number + 1, "base" if number in {0, 3} else "delta", day) for number, day in enumerate(DAYS)
     ]
     assert known[1].num_removed == 0 or known[2].num_removed > 0
+    listed = _command("chain", "ls", str(directory))
+    assert listed.stdout.splitlines()[3].startswith("000004  base   2026-01-04"), listed.stdout
+    made = _command("chain", "follow", str(directory), "--to", str(folder / "newest"), "--json")
+    assert json.loads(made.stdout)["content_id"] == known[-1].content_id
     for day, step in zip(DAYS, range(6, 31, 6), strict=True):
         followed, full = folder / f"followed-{day}", folder / f"full-{day}"
         chain.follow(directory, followed, day=day)
@@ -185,6 +192,8 @@ def _check_chain(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="link 2 is missing"):
         chain.follow(directory, folder / "never", day=DAYS[2])
     shutil.copytree(directory / known[2].folder, hidden)  # out of order: another delta in its place
+    refused = _command("chain", "follow", str(directory), "--to", str(folder / "never"), "--day", DAYS[2])
+    assert refused.returncode == 64
     with pytest.raises(CheckpointError, match="was renamed, or copied"):
         chain.follow(directory, folder / "never", day=DAYS[2])
     shutil.rmtree(hidden)

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from deploy import cli
-from trainer.benchmark import runs
+from pserver.config import TableConfig
+from trainer.benchmark import runs, tables
 from trainer.benchmark.report import Report
 from trainer.benchmark.watch import Pass, RunError, watching
 from trainer.benchmark.workload import Workload
@@ -201,3 +202,23 @@ def test_environment_reaches_every_process(tmp_path: Path) -> None:
             return watch.log("trainer").read_text()
 
     assert asyncio.run(run()) == "here\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_tables_as_they_grow(tmp_path: Path) -> None:
+    report = tables.tables(
+        sizes=[6000, 2000],
+        num_servers=2,
+        config=TableConfig(width=4),
+        work_directory=tmp_path,
+        projected_keys=10**10,
+        nodes=tables.Nodes(),
+        seed=1,
+        say=lambda line: None,
+    )
+    cases = check_agreement(report, tmp_path / "out")
+    assert len(cases) == 2 * 8
+    assert list(cases)[:2] == ["insert, 2,000 keys", "insert, 6,000 keys"]
+    assert 50 < cases["save, 6,000 keys"]["facts"]["bytes/key"][0] < 400
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

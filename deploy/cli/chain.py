@@ -1,0 +1,53 @@
+"""``paddlewheel chain``: the bases and deltas that a job publishes day by day (`train.days.publish`)."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from deploy.cli.arguments import Json, answer
+
+if TYPE_CHECKING:
+    from pserver.chain import Link
+
+app = App(name="chain", help="Bases and deltas of a table, as a job publishes them day by day.")
+
+Directory = Annotated[
+    Path, Parameter(help="The chain of one table (`published/<table>` in the run folder, or the job's own folder).")
+]
+
+
+@app.command
+def ls(directory: Directory, *, json: Json = False) -> None:
+    """List the links of a chain: number, base or delta, day, and how many rows changed or are gone."""
+    from pserver import chain
+    from pserver.errors import CheckpointError
+
+    found = chain.links(directory)
+    if not found:
+        raise CheckpointError(f"{directory} holds no links of a chain")
+    answer([link.model_dump() for link in found], json=json, text=lambda: "\n".join(map(_line, found)))
+
+
+@app.command
+def follow(
+    directory: Directory,
+    *,
+    to: Annotated[Path, Parameter(help="New folder for the export (Parquet).")],
+    day: Annotated[str | None, Parameter(help="A day of the chain, such as 2026-01-05; by default the newest.")] = None,
+    json: Json = False,
+) -> None:
+    """Make of a base and its deltas the table that a full export of the day would hold.
+
+    A chain with a link missing, out of order, or of other content is refused.
+    """
+    from pserver import chain
+
+    made = chain.follow(directory, to, day=day)
+    facts = {"rows": made.exported.num_rows, "bytes": made.exported.num_bytes, "content_id": made.content_id}
+    answer(facts, json=json, text=lambda: f"{facts['rows']:,} rows in {to}")
+
+
+def _line(link: "Link") -> str:
+    what = "all" if link.kind == "base" else "changed"
+    return f"{link.number:06d}  {link.kind:5}  {link.day}  {link.num_rows:,} rows {what}, {link.num_removed:,} gone"
