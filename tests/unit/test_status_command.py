@@ -31,8 +31,10 @@ def test_tables_growth_and_the_time_that_memory_lasts_are_told() -> None:
     ]
     lines = list(_lines(pb.JobStatus(name="j", mode="train", progress_json=json.dumps(said), members=members)))
     assert lines[2:] == [
-        "table item: 800 keys, 3 MiB of rows, 300 admitted, 50 new, 7 evicted, fullest server 1.50 times the mean, "
-        "fullest shard 1.50 times",
+        (
+            "table item: 800 keys, 3 MiB of rows, 300 admitted, 50 new, 7 evicted, fullest server 1.50 times the mean, "
+            "fullest shard 1.50 times"
+        ),
         "new keys come from b 45, a 5",
         "pserver 0: ready on h:1, 800 MiB of 1,024, full in 1:02:05 at this growth",
         "pserver 1: ready on no machine yet, 1 MiB",
