@@ -404,7 +404,7 @@ class Incarnation:
             "epoch",
             epoch=epoch,
             fingerprint=data.fingerprint,
-            slice_rows=data.slice_rows,
+            order=data.order,
             seed=job.seed,
             slices=[[piece.index, piece.num_rows] for piece in plan],
         )

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import posixpath
 import tempfile
 import threading
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 4 << 20
 _NUM_THREADS = 4
+_CONNECT_SECONDS, _REQUEST_SECONDS, _NUM_ATTEMPTS = 5, 15, 3
 _OWNER, _LATEST, _BEST, _JOURNAL = "OWNER", "LATEST", "BEST", "journal.jsonl"
 _REMEDY = (
     "credentials, region and endpoint come from the environment (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or "
@@ -120,9 +122,12 @@ class ObjectStore(Checkpoints):
             from pyarrow.fs import FileSystem
 
             try:
-                self._connected = FileSystem.from_uri(self.location)
+                filesystem, root = FileSystem.from_uri(self.location)
+                if filesystem.type_name == "s3":
+                    filesystem = _patient_s3(filesystem.region)
             except (OSError, pa.ArrowException, ValueError) as error:
                 raise CheckpointError(f"{self.location} cannot be used for checkpoints: {error}") from error
+            self._connected = filesystem, root
         return self._connected
 
     # -- reading
@@ -478,6 +483,23 @@ class ObjectStore(Checkpoints):
     def _delete_folder(self, path: str) -> None:
         with _errors(path), contextlib.suppress(FileNotFoundError):
             self._filesystem.delete_dir(path)
+
+
+def _patient_s3(region: str) -> FileSystem:
+    """Small objects in one request instead of three; a store that hangs is given up after about a minute."""
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
+
+    url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    scheme, _, endpoint = url.rpartition("://")
+    return S3FileSystem(
+        region=region,
+        scheme=scheme or None,
+        endpoint_override=endpoint or None,
+        connect_timeout=_CONNECT_SECONDS,
+        request_timeout=_REQUEST_SECONDS,
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=_NUM_ATTEMPTS),
+        allow_delayed_open=True,
+    )
 
 
 def _chunks(source: Path | bytes) -> Iterator[bytes]:

@@ -203,7 +203,7 @@ class ChaosJob:
         """From the hit until the loss was written down, the grace for the survivors excluded."""
         lost = [r for r in read_journal(self.run_dir / "journal.jsonl") if r["what"] == "lost"]
         after = [r["time"] - r.get("halting_seconds", 0.0) - self.hit_at for r in lost if r["time"] > self.hit_at]
-        return min(after) if after else float("nan")
+        return min(after) if after and self.hit_at else float("nan")
 
 
 def check_run(

@@ -27,12 +27,13 @@ StartJob = Callable[..., ChaosJob]
 
 @dataclass(frozen=True)
 class Blow:
-    """One scenario: who is hit, how and when. restarts: how many it must cost; None: at least one."""
+    """One scenario: who is hit, how and when. restarts: how many it must cost; None: at least one. cause: its words."""
 
     name: str
     seed: int
     strike: Callable[[ChaosJob], None]
     restarts: int | None = 1
+    cause: str = ""
 
 
 def at_random(role: str, rank: int, part: str, how: signal.Signals) -> Callable[[ChaosJob], None]:
@@ -120,7 +121,12 @@ BLOWS = [
     Blow("stop_agent_of_trainer", 10, at_random("trainer", 0, "agent", signal.SIGSTOP)),
     Blow("stop_coordinator", 11, coordinator(signal.SIGSTOP)),
     Blow("terminate_trainer_child", 12, at_random("trainer", 1, "child", signal.SIGTERM)),
-    Blow("terminate_server_child", 13, at_random("pserver", 0, "child", signal.SIGTERM)),
+    Blow(
+        "terminate_server_child",
+        13,
+        at_random("pserver", 0, "child", signal.SIGTERM),
+        cause="pserver 0 was sent SIGTERM by somebody",
+    ),
     Blow("kill_trainer_0_in_a_save", 14, in_phase("trainer", 0, "saving")),
     Blow("kill_server_in_a_save", 15, in_phase("pserver", 0, "saving")),
     Blow("kill_coordinator_in_a_save", 16, coordinator_in_a_save),
@@ -164,6 +170,8 @@ def test_the_job_ends_and_each_row_counts_once(start_job: StartJob, undisturbed_
     note(blow.name, blow.seed, job, report, outcome)
     if blow.restarts is not None:
         assert outcome["num_restarts"] == blow.restarts, job.log()
+    if blow.cause:
+        assert blow.cause in report.incarnations[0].cause
 
 
 def test_sigterm_saves_and_the_next_run_goes_on(start_job: StartJob, undisturbed_auc: float) -> None:

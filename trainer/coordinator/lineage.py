@@ -51,8 +51,7 @@ class EpochPlan:
         sizes = {int(index): int(rows) for index, rows in asked["slices"]}
         if len(sizes) != len(asked["slices"]) or not all(rows > 0 for rows in sizes.values()):
             raise LineageError("the plan of an epoch names a slice twice, or one without rows")
-        order = str(asked.get("order") or f"slices of {asked['slice_rows']} rows")
-        return cls(str(asked["fingerprint"]), order, int(asked["seed"]), sizes)
+        return cls(str(asked["fingerprint"]), str(asked["order"]), int(asked["seed"]), sizes)
 
     @property
     def num_rows(self) -> int:

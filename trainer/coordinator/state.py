@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import math
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -532,7 +533,9 @@ class Control:
             case Left():
                 self._lose(seat, "lost its agent (the connection broke)", now)
             case Leaving(signal=number):
-                self._request_stop(StopRequested(f"{seat.member} was sent signal {number}", 128 + number), now)
+                self._request_stop(
+                    StopRequested(f"{seat.member} was sent {signal.Signals(number).name}", 128 + number), now
+                )
             case Available(port=port):
                 seat.port, seat.available, seat.child_pid = port, True, 0
             case Heard():
