@@ -257,7 +257,8 @@ async def dense(options: Options, *, batches: Sequence[int], threads: Sequence[i
         for number in threads:
             setting = options.setting(batch_rows=batch_rows, threads=number)
             num_batches = max(1, min(STAGE_BATCHES, setting.work.rows // batch_rows))
-            planned += [_dense_case(stage, setting, num_batches) for stage in ("dense", "matmul")]
+            planned += [_dense_case("dense", label, overrides, setting, num_batches) for label, overrides in _DENSE]
+            planned.append(_dense_case("matmul", "matmul", (), setting, num_batches))
     cases = await measure(planned, options.repeat, options.work_directory, say)
     flops = options.work.tower_flops_per_row
     for case in cases:
@@ -271,16 +272,28 @@ async def dense(options: Options, *, batches: Sequence[int], threads: Sequence[i
             f"Samples/s of forward, backward and Adam with embeddings in memory; the tower's matrix products are "
             f"{flops:,} floating-point operations a row, which GFLOP/s counts alone."
         ),
+        (
+            "dense: as `train.operators` and `train.precision` choose by themselves on this machine; the two others: "
+            "our operators with float32 products, and Paddle's operators."
+        ),
         "matmul: those products alone, in fp32 with NumPy's BLAS.",
     ]
     return report
 
 
-def _dense_case(stage: str, setting: Setting, num_batches: int) -> Planned:
+_DENSE = (
+    ("dense", ()),
+    ("dense float32", ("train.precision=float32",)),
+    ("dense paddle", ("train.operators=paddle",)),
+)
+
+
+def _dense_case(stage: str, label: str, overrides: tuple[str, ...], setting: Setting, num_batches: int) -> Planned:
     what = f"batch {setting.batch_rows}, {setting.threads} thread{'s' if setting.threads > 1 else ''}"
-    params = {"system": stage, "batch_rows": setting.batch_rows, "threads": setting.threads, "setting": what}
+    params = {"system": label, "batch_rows": setting.batch_rows, "threads": setting.threads, "setting": what}
+    setting = replace(setting, overrides=(*setting.overrides, *overrides))
     return Planned(
-        f"{stage}, {what}",
+        f"{label}, {what}",
         params,
         "samples/s",
         lambda directory: systems.stage(

@@ -7,6 +7,7 @@ that do not exist yet) and is told apart, for all of them in the same way.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import yaml
 from trainer.benchmark.watch import Pass, Watch, watching
 from trainer.benchmark.workload import Files, Workload
 from trainer.process import port_of, reserve_port
+from trainer.processor import math_environment
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,10 @@ async def stage(name: str, setting: Setting, directory: Path, **options: Any) ->
     spec = {"job": str(file), "overrides": setting.overrides, "passes": setting.passes, **options}
     result = directory / f"{name}.json"
     command = [sys.executable, "-m", "trainer.benchmark.stages", name, json.dumps(spec), str(result)]
+    environment = _environment(setting)
+    environment |= math_environment(os.environ | environment)  # as an agent gives it to its child
     async with watching(directory) as watch:
-        await watch.start("trainer", command, environment=_environment(setting), name=name)
+        await watch.start("trainer", command, environment=environment, name=name)
         await watch.finish(name, seconds=setting.timeout_seconds)
     return _measured(watch, json.loads(result.read_text()))
 
