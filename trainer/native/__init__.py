@@ -246,7 +246,11 @@ def tower(
         "paddlewheel_tower",
         {"All@VECTOR": everything},
         {"Out": [out_BY], "Saved": [saved]},
-        {"relu": [int(r) for r in relu], "bfloat16": int(_current.get() == "bfloat16")},
+        {
+            "relu": [int(r) for r in relu],
+            "wanted": [int(not each.stop_gradient) for each in inputs],
+            "bfloat16": int(_current.get() == "bfloat16"),
+        },
     )
     return out_BY
 

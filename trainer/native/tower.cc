@@ -3,9 +3,12 @@
 // Legend: B batch rows, F features, U unique keys, W floats of a pulled row, E floats of an embedding, X inputs of a
 // layer, Y its outputs.
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "matmul.h"
@@ -70,6 +73,11 @@ VECTORISED void mask_and_sum(const float* output, float* g, std::int64_t rows, s
 VECTORISED void add_columns(const float* g, std::int64_t rows, std::int64_t columns, float* sums) {
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t c = 0; c < columns; ++c) sums[c] += g[r * columns + c];
+}
+
+VECTORISED void add_columns(const bfloat16* g, std::int64_t rows, std::int64_t columns, float* sums) {
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < columns; ++c) sums[c] += widen(g[r * columns + c]);
 }
 
 VECTORISED void add_to(const float* from, std::int64_t count, float* to) {
@@ -137,8 +145,8 @@ Tensors LookupGrad(const Tensor& rows, const Tensor& index, const Tensor& g_vect
   float* to = result.data<float>();
   const std::int32_t* at = index.data<std::int32_t>();
   const float *from = g_vectors.data<float>(), *weight = g_first.data<float>();
-  const int parts = 8;  // fixed, and each row has one owner: the sums do not depend on the number of threads
-#pragma omp parallel for schedule(dynamic)
+  const int parts = omp_get_max_threads();  // each row has one owner: sums do not depend on the number of threads
+#pragma omp parallel for schedule(static)
   for (int part = 0; part < parts; ++part) {
     const std::int64_t low = num_rows * part / parts, high = num_rows * (part + 1) / parts;
     for (std::int64_t i = 0; i < batch * fields; ++i) {
@@ -272,83 +280,86 @@ Tensors Forward(const Layers& layers, const std::vector<int>& relu) {
   return {out, saved};
 }
 
+// Memory that a thread keeps from step to step: pages that come and go cost more than what is done with them.
+template <typename T>
+T* scratch(int which, std::int64_t count) {
+  thread_local std::unique_ptr<T[]> kept[2];
+  thread_local std::int64_t sizes[2] = {0, 0};
+  if (sizes[which] < count) {
+    kept[which].reset(new T[count]);
+    sizes[which] = count;
+  }
+  return kept[which].get();
+}
+
+// wanted: for each of the inputs, whether anyone uses its gradient; the others get zeros.
 template <typename T>
 Tensors Backward(const Layers& layers, const Tensor& out, const Tensor& saved, const Tensor& g_out,
-                 const std::vector<int>& relu) {
+                 const std::vector<int>& relu, const std::vector<int>& wanted) {
   const auto& [inputs, weights, biases] = layers;
-  const std::int64_t batch = inputs[0].shape()[0], num_first = weights[0].shape()[0];
+  const std::int64_t batch = inputs[0].shape()[0];
   const std::size_t depth = weights.size();
   const paddle::Place place = inputs[0].place();
   const Kept<T> kept(batch, inputs, weights);
   const T* memory = reinterpret_cast<const T*>(saved.data<std::uint8_t>());
   Tensors g_inputs, g_weights(depth), g_biases(depth);
+  std::int64_t widest = g_out.shape()[1];
   for (std::size_t l = 0; l < depth; ++l) {
-    g_weights[l] = paddle::empty(weights[l].shape(), paddle::DataType::FLOAT32, place);
+    g_weights[l] = batch ? paddle::empty(weights[l].shape(), paddle::DataType::FLOAT32, place)
+                         : zeros(weights[l].shape(), place);
     g_biases[l] = zeros(biases[l].shape(), place);
+    if (l > 0) widest = std::max(widest, weights[l].shape()[0]);
   }
-  for (const Tensor& x : inputs) g_inputs.push_back(paddle::empty(x.shape(), paddle::DataType::FLOAT32, place));
-  if (batch == 0) {
-    for (Tensor& g : g_weights) std::memset(g.data<float>(), 0, g.numel() * sizeof(float));
-    return in_order(g_inputs, g_weights, g_biases);
-  }
-  std::vector<T> g(g_out.numel()), below;
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    g_inputs.push_back(wanted[i] ? paddle::empty(inputs[i].shape(), paddle::DataType::FLOAT32, place)
+                                 : zeros(inputs[i].shape(), place));
+  if (batch == 0) return in_order(g_inputs, g_weights, g_biases);
+  T *g = scratch<T>(0, batch * widest), *below = scratch<T>(1, batch * widest);
+  narrow(g_out.data<float>(), g_out.numel(), g);
   if (relu.back()) {
-    std::vector<float> masked(g_out.data<float>(), g_out.data<float>() + g_out.numel());
-    mask_and_sum(out.data<float>(), masked.data(), batch, g_out.shape()[1], g_biases[depth - 1].data<float>());
-    narrow(masked.data(), g_out.numel(), g.data());
+    std::unique_ptr<float[]> masked(new float[g_out.numel()]);
+    std::memcpy(masked.get(), g_out.data<float>(), g_out.numel() * sizeof(float));
+    mask_and_sum(out.data<float>(), masked.get(), batch, g_out.shape()[1], g_biases[depth - 1].data<float>());
+    narrow(masked.get(), g_out.numel(), g);
   } else {
     add_columns(g_out.data<float>(), batch, g_out.shape()[1], g_biases[depth - 1].data<float>());
-    narrow(g_out.data<float>(), g_out.numel(), g.data());
   }
   for (std::size_t l = depth; l-- > 0;) {
     const std::int64_t num_in = weights[l].shape()[0], num_out = weights[l].shape()[1];
     const T *x = memory + kept.activations[l], *matrix = memory + kept.matrices[l];
-    MatMul::run(num_in, batch, num_out, x, true, g.data(), false, nullptr, false, g_weights[l].data<float>());
+    MatMul::run(num_in, batch, num_out, x, true, g, false, nullptr, false, g_weights[l].data<float>());
     if (l == 0) break;
-    below.resize(batch * num_in);
-    MatMul::run(batch, num_out, num_in, g.data(), false, matrix, true, nullptr, false, below.data());
+    MatMul::run(batch, num_out, num_in, g, false, matrix, true, nullptr, false, below);
     float* sums = g_biases[l - 1].data<float>();
-    if (relu[l - 1]) {
-      mask_and_sum(x, below.data(), batch, num_in, sums);
-    } else {
-      for (std::int64_t b = 0; b < batch; ++b)
-        for (std::int64_t c = 0; c < num_in; ++c) sums[c] += widen(below[b * num_in + c]);
-    }
+    if (relu[l - 1])
+      mask_and_sum(x, below, batch, num_in, sums);
+    else
+      add_columns(below, batch, num_in, sums);
     std::swap(g, below);
   }
   const std::int64_t num_out = weights[0].shape()[1];
-  const T* matrix = memory + kept.matrices[0];
-  if (inputs.size() == 1) {
-    MatMul::run(batch, num_out, num_first, g.data(), false, matrix, true, nullptr, false, g_inputs[0].data<float>());
-    return in_order(g_inputs, g_weights, g_biases);
-  }
-  std::vector<float> all(batch * num_first);
-  MatMul::run(batch, num_out, num_first, g.data(), false, matrix, true, nullptr, false, all.data());
-  std::int64_t offset = 0;
-  for (Tensor& part : g_inputs) {
-    const std::int64_t width = part.shape()[1];
-    float* to = part.data<float>();
-#pragma omp parallel for schedule(static)
-    for (std::int64_t b = 0; b < batch; ++b)
-      std::memcpy(to + b * width, all.data() + b * num_first + offset, width * sizeof(float));
-    offset += width;
+  const T* rows = memory + kept.matrices[0];  // an input's columns are rows of the first layer's weights
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const std::int64_t width = inputs[i].shape()[1];
+    if (wanted[i]) MatMul::run(batch, num_out, width, g, false, rows, true, nullptr, false, g_inputs[i].data<float>());
+    rows += width * num_out;
   }
   return in_order(g_inputs, g_weights, g_biases);
 }
 
-Tensors Tower(const Tensors& all, const std::vector<int>& relu, int narrow_products) {
+Tensors Tower(const Tensors& all, const std::vector<int>& relu, const std::vector<int>&, int narrow_products) {
   const Layers layers(all, relu.size());
   return narrow_products ? Forward<bfloat16>(layers, relu) : Forward<float>(layers, relu);
 }
 
 Tensors TowerGrad(const Tensors& all, const Tensor& out, const Tensor& saved, const Tensor& g_out,
-                  const std::vector<int>& relu, int narrow_products) {
+                  const std::vector<int>& relu, const std::vector<int>& wanted, int narrow_products) {
   const Layers layers(all, relu.size());
-  return narrow_products ? Backward<bfloat16>(layers, out, saved, g_out, relu)
-                         : Backward<float>(layers, out, saved, g_out, relu);
+  return narrow_products ? Backward<bfloat16>(layers, out, saved, g_out, relu, wanted)
+                         : Backward<float>(layers, out, saved, g_out, relu, wanted);
 }
 
-std::vector<Shape> TowerShape(const std::vector<Shape>& all, const std::vector<int>& relu, int) {
+std::vector<Shape> TowerShape(const std::vector<Shape>& all, const std::vector<int>&, const std::vector<int>&, int) {
   return {{all[0][0], all.back()[0]}, {-1}};
 }
 
@@ -412,7 +423,7 @@ PD_BUILD_GRAD_OP(paddlewheel_pairwise)
 PD_BUILD_OP(paddlewheel_tower)
     .Inputs({paddle::Vec("All")})
     .Outputs({"Out", "Saved"})
-    .Attrs({"relu: std::vector<int>", "bfloat16: int"})
+    .Attrs({"relu: std::vector<int>", "wanted: std::vector<int>", "bfloat16: int"})
     .SetKernelFn(PD_KERNEL(Tower))
     .SetInferShapeFn(PD_INFER_SHAPE(TowerShape))
     .SetInferDtypeFn(PD_INFER_DTYPE(TowerType));
@@ -420,5 +431,5 @@ PD_BUILD_OP(paddlewheel_tower)
 PD_BUILD_GRAD_OP(paddlewheel_tower)
     .Inputs({paddle::Vec("All"), "Out", "Saved", paddle::Grad("Out")})
     .Outputs({paddle::Grad(paddle::Vec("All"))})
-    .Attrs({"relu: std::vector<int>", "bfloat16: int"})
+    .Attrs({"relu: std::vector<int>", "wanted: std::vector<int>", "bfloat16: int"})
     .SetKernelFn(PD_KERNEL(TowerGrad));
