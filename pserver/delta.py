@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pserver import checkpoint, export
 from pserver.errors import CheckpointError
+from pserver.initial import Initializer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,10 +74,11 @@ def write_delta(
     ):
         if len(before.parts) != len(after.parts):
             before = checkpoint.reshard(before, Path(temporary) / "resharded", len(after.parts))
+        initializer = Initializer(after.name, after.config, after.seed)
         for shard in range(len(after.parts)):
             old, new = _shard(before, shard), _shard(after, shard)
             if new is not None:
-                writer.write(new if old is None else new.take(_is_changed(old, new, count_decay)))
+                writer.write(new if old is None else new.take(_is_changed(old, new, count_decay, initializer)))
             if old is not None:
                 removed.append(old.keys_N if new is None else np.setdiff1d(old.keys_N, new.keys_N))
         done = writer.finish()
@@ -146,7 +148,9 @@ def _shard(saved: checkpoint.SavedTable, shard: int) -> checkpoint.Rows | None:
     return checkpoint.Rows.concatenate(batches) if batches else None
 
 
-def _is_changed(old: checkpoint.Rows, new: checkpoint.Rows, count_decay: float) -> npt.NDArray[np.bool_]:
+def _is_changed(
+    old: checkpoint.Rows, new: checkpoint.Rows, count_decay: float, initializer: Initializer
+) -> npt.NDArray[np.bool_]:
     """Which rows of `new` a reader of `old` does not know."""
     order_O = np.argsort(old.keys_N)
     at_N = np.searchsorted(old.keys_N, new.keys_N, sorter=order_O)
@@ -154,7 +158,8 @@ def _is_changed(old: checkpoint.Rows, new: checkpoint.Rows, count_decay: float) 
     old = old.take(order_O[at_N])
     same_N: npt.NDArray[np.bool_] = old.keys_N == new.keys_N
     same_N &= old.first_order_N == new.first_order_N
-    same_N &= old.has_embedding_N == new.has_embedding_N
+    was_admitted_N, is_admitted_N = (initializer.admitted(rows.shows_N, rows.clicks_N) for rows in (old, new))
+    same_N &= was_admitted_N == is_admitted_N
     same_N &= (old.embedding_NK == new.embedding_NK).all(axis=1)
     for was_N, is_N in ((old.shows_N, new.shows_N), (old.clicks_N, new.clicks_N)):
         same_N &= np.isclose(is_N, was_N * count_decay, rtol=_COUNT_TOLERANCE, atol=1e-30)

@@ -202,16 +202,23 @@ class Writer:
             self._file = None
 
 
-def effective(rows: checkpoint.Rows, config: TableConfig, initializer: Initializer) -> npt.NDArray[np.float32]:
-    """Effective values float32 [N, W] of saved rows, as a client would pull them."""
+def effective(
+    rows: checkpoint.Rows,
+    config: TableConfig,
+    initializer: Initializer,
+    admitted_N: npt.NDArray[np.bool_] | None = None,
+) -> npt.NDArray[np.float32]:
+    """Effective values float32 [N, W] of saved rows. admitted_N: which have an embedding; None: those that hold one."""
     change_NW = np.concatenate([rows.first_order_N[:, None]] * config.first_order + [rows.embedding_NK], axis=1)
-    return initializer.effective(change_NW, rows.keys_N, rows.has_embedding_N)
+    return initializer.effective(change_NW, rows.keys_N, rows.has_embedding_N if admitted_N is None else admitted_N)
 
 
 def _table(rows: checkpoint.Rows, about: About, initializer: Initializer, schema: Any) -> Any:
     import pyarrow as pa
 
-    values_NW = effective(rows, about.config, initializer)
+    # as a client decides it, and not by whether the row has an embedding: counts may have decayed since it got one
+    admitted_N = initializer.admitted(rows.shows_N, rows.clicks_N)
+    values_NW = effective(rows, about.config, initializer, admitted_N)
     scale_N, encoded_NK = _encode(values_NW[:, int(about.config.first_order) :], about.dtype)
     columns: dict[str, Any] = {
         "key": rows.keys_N,
@@ -224,9 +231,7 @@ def _table(rows: checkpoint.Rows, about: About, initializer: Initializer, schema
     for field in schema:
         if field.name == "embedding":
             flat = pa.array(np.ascontiguousarray(encoded_NK).reshape(-1), field.type.value_type)
-            arrays.append(
-                pa.FixedSizeListArray.from_arrays(flat, type=field.type, mask=pa.array(~rows.has_embedding_N))
-            )
+            arrays.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type, mask=pa.array(~admitted_N)))
         else:
             arrays.append(pa.array(columns[field.name], field.type))
     return pa.Table.from_arrays(arrays, schema=schema)

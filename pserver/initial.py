@@ -39,6 +39,10 @@ class Initializer:
         score_U += clicks_U * np.float32(self._config.clicked_weight)
         return np.asarray(score_U >= np.float32(self._config.admission))
 
+    def new_embeddings(self) -> npt.NDArray[np.float32]:
+        """float32 [65536, K]: the initial embedding of a key is row `key mod 65536`."""
+        return self._rows_RW[:, self._first_order :].copy()
+
     def effective(
         self,
         change_UW: npt.NDArray[np.float32],

@@ -46,6 +46,16 @@ class Lookup:
             raise CheckpointError(f"{directory} is not a lookup: it holds no table")
         return Lookup(directory, {folder.name: _Mapped(folder) for folder in folders})
 
+    def check_made_from(self, exports: dict[str, Path]) -> None:
+        """Raise CheckpointError unless it was built from just these exports."""
+        for name in sorted({*exports, *self._tables}):
+            made_from = self._tables[name].about if name in self._tables else None
+            if name not in exports or made_from != about_export(exports[name]):
+                raise CheckpointError(
+                    f"{self.directory} is not a lookup of these tables ({name} is of another export, or not there): "
+                    "remove it, or name another folder"
+                )
+
     def pull(self, table: str, keys_U: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:
         """Effective values float32 [U, W], as `Client.pull`: a key that is not there has what a new key has."""
         return self._tables[table].pull(keys_U)
@@ -54,7 +64,7 @@ class Lookup:
 class _Mapped:
     def __init__(self, folder: Path) -> None:
         try:
-            about = About.model_validate_json((folder / "about.json").read_text())
+            self.about = about = About.model_validate_json((folder / "about.json").read_text())
             self._keys_N = np.load(folder / "keys.npy", mmap_mode="r")
             self._values_NW = np.load(folder / "values.npy", mmap_mode="r")
         except (OSError, ValueError) as error:

@@ -110,9 +110,7 @@ class Draft:
 
         save_file({k: np.ascontiguousarray(v) for k, v in dense.items()}, self.path / DENSE)
         (self.path / CURSOR).write_text(json.dumps(cursor), encoding="utf-8")
-        files = {name: {"bytes": path.stat().st_size, "xxh3_128": _hash(path)} for name, path in _files(self.path)}
-        for path in self.path.rglob("*"):
-            _to_disk(path)
+        files = to_disk(self.path)
         manifest = {"format": FORMAT, "step": self.step, **facts, "files": files}
         text = manifest_text(manifest)
         _write(self.path / MANIFEST, text)
@@ -243,10 +241,31 @@ def read(path: Path, *, verify: bool = True) -> Checkpoint:
         CheckpointError: a file is missing, extra, or differs from the manifest in size or hash.
     """
     manifest = check_complete(path)
-    for name, expected in manifest["files"].items() if verify else ():
+    if verify:
+        verify_files(path, manifest["files"])
+    return Checkpoint(path, manifest, read_cursor(path))
+
+
+def check_files(path: Path, files: Mapping[str, Mapping[str, Any]], *, besides: str) -> None:
+    """Raise CheckpointError unless the folder holds these files in their sizes, one named `besides`, and no other."""
+    sizes = {name: file.stat().st_size for name, file in _files(path) if name != besides}
+    compare_files(str(path), {"files": files}, sizes)
+
+
+def verify_files(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Read every byte of files as `to_disk` described them; CheckpointError names the first that differs."""
+    for name, expected in files.items():
         if _hash(path / name) != expected["xxh3_128"]:
             raise CheckpointError(f"{path / name} is damaged: its hash differs from the manifest's")
-    return Checkpoint(path, manifest, read_cursor(path))
+
+
+def to_disk(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and hash of every file of a folder, by name, all of it on disk when this returns."""
+    files = {name: {"bytes": path.stat().st_size, "xxh3_128": _hash(path)} for name, path in _files(folder)}
+    for path in folder.rglob("*"):
+        _to_disk(path)
+    _to_disk(folder)
+    return files
 
 
 def manifest_text(body: Mapping[str, Any]) -> str:

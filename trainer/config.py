@@ -9,6 +9,7 @@ the same in the file and after `--set`, and a job file can be moved. `load` make
 of a run therefore see the same files whatever their own directory is. Addresses such as `s3://...` stay as they are.
 """
 
+import copy
 import difflib
 import os
 import re
@@ -162,7 +163,14 @@ class JobConfig(_Section):
                 the value given, what is allowed, and the nearest known key for an unknown one.
         """
         source = os.fspath(path)
-        raw = _read(source)
+        return cls.from_settings(_read(source), overrides, source)
+
+    @classmethod
+    def from_settings(
+        cls, settings: Mapping[str, Any], overrides: Iterable[str] = (), source: str = "job"
+    ) -> "JobConfig":
+        """As `load`, from plain data such as a checkpoint's or an export's settings; these are left as they are."""
+        raw = copy.deepcopy(dict(settings))
         for override in overrides:
             _apply(raw, override, source)
         return cls.parse(_absolute_paths(raw), source=source)

@@ -22,7 +22,7 @@ from trainer.metrics import ClickMetrics, GroupedMetrics, GroupedSums, Rows
 from trainer.program import DenseProgram
 
 # An evaluation changes nothing, so pulls may run ahead as far as memory allows.
-_PULL_AHEAD = 2
+PULL_AHEAD = 2
 _ROWS_PER_MERGE = 4_000_000
 _SLICES_REPORTED = 100
 
@@ -161,7 +161,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Metrics over the batches of all trainers (`Scores.merged`); every trainer gets the same."""
     scores = Scores(labels)
-    with Exchange(client, batches, max_staleness_steps=_PULL_AHEAD) as exchange:
+    with Exchange(client, batches, max_staleness_steps=PULL_AHEAD) as exchange:
         for batch, rows in exchange:
             scores.update(batch, program.predict(batch, rows))
             exchange.skip()

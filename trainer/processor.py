@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,3 +30,9 @@ def math_environment(environment: Mapping[str, str], cpuinfo: str | None = None)
     if "AuthenticAMD" in cpuinfo and " avx2 " in cpuinfo:
         wanted["MKL_DEBUG_CPU_TYPE"] = "5"
     return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def prepare_for_paddle() -> None:
+    """The same for this process, and no remarks of Paddle on standard error; before Paddle is imported."""
+    os.environ.update(math_environment(os.environ))
+    os.environ.setdefault("GLOG_minloglevel", "1")

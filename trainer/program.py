@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,15 @@ class TableLayout:
         """Floats of an embedding."""
         return self.pull_width - self.first_order
 
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the arrays that `batch_feed` makes for this table."""
+        names = [f"{self.name}/rows", *([f"{self.name}/single"] if self.single else [])]
+        for feature in self.lists:
+            names.append(f"{self.name}/list/{feature.name}")
+            names += [f"{self.name}/weight/{feature.name}"] if feature.weighted else []
+        return names
+
 
 @dataclass(frozen=True)
 class Gradients:
@@ -91,6 +101,47 @@ def feature_spec(layouts: Sequence[TableLayout], num_dense: int, num_labels: int
             (sequences if feature.pooling == "none" else fields)[feature.name] = layout.width
         tables.update(dict.fromkeys([*layout.single, *(f.name for f in layout.lists)], layout.name))
     return FeatureSpec(num_dense, fields, sequences, tables, single, num_labels)
+
+
+def batch_feed(layouts: Sequence[TableLayout], batch: Any, rows: Mapping[str, Floats]) -> dict[str, NDArray[Any]]:
+    """The arrays of a batch by the programs' input names. `rows` holds each table's pulled values [U, W]."""
+    feed: dict[str, NDArray[Any]] = {}
+    for layout in layouts:
+        keys = batch.tables[layout.name]
+        # operators that meet an empty array lose its type: a batch without any id gets a row that nothing points to
+        values = rows[layout.name]
+        feed[f"{layout.name}/rows"] = values if len(values) else np.zeros((1, layout.pull_width), np.float32)
+        if layout.single:
+            feed[f"{layout.name}/single"] = keys.single_BF
+        for feature in layout.lists:
+            feed[f"{layout.name}/list/{feature.name}"] = keys.index[feature.name]
+            if feature.weighted:
+                feed[f"{layout.name}/weight/{feature.name}"] = keys.weights[feature.name]
+    feed["dense"] = batch.dense_BD
+    return feed
+
+
+class ExportedProgram:
+    """Prediction as `DenseProgram.save_inference` wrote it; needs nothing of the model's code. Call from one thread."""
+
+    def __init__(self, prefix: Path, layouts: Sequence[TableLayout]) -> None:
+        paddle.enable_static()
+        self._layouts, self._scope = layouts, paddle.static.Scope()
+        self._executor = paddle.static.Executor(paddle.CPUPlace())
+        with paddle.static.scope_guard(self._scope):
+            self._program, self._inputs, self._outputs = paddle.static.load_inference_model(str(prefix), self._executor)
+
+    def predict(self, batch: Any, rows: Mapping[str, Floats]) -> Floats:
+        """Log-odds [B, Y], as `DenseProgram.predict`."""
+        return self.run(batch_feed(self._layouts, batch, rows))
+
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> Floats:
+        """Log-odds [B, Y] from arrays by input name; there may be more arrays than inputs."""
+        with paddle.static.scope_guard(self._scope):
+            logit_BY: Floats = self._executor.run(
+                self._program, feed={name: feed[name] for name in self._inputs}, fetch_list=self._outputs[:1]
+            )[0]
+        return logit_BY
 
 
 def clipped_scale(flat_N: Floats, total_weight: float, clip_norm: float | None) -> float:
@@ -149,7 +200,7 @@ class DenseProgram:
             # of the first label: that is the one whose rows are sampled
             shift_Y = np.where(np.arange(num_labels) == 0, logit_shift, 0.0).astype(np.float32)
             self._shifted = logit_BY + paddle.assign(shift_Y) if logit_shift else logit_BY
-            self._predict = self._main.clone(for_test=True)
+            self._predict = native.in_float32(self._main.clone(for_test=True))
             label_BY = paddle.static.data("label", [-1, num_labels], "float32")
             weight_B1 = paddle.static.data("row_weight", [-1, 1], "float32")
             loss = paddle.sum(layer.loss(inputs, logit_BY, label_BY) * weight_B1)
@@ -252,20 +303,7 @@ class DenseProgram:
 
     def feed(self, batch: Any, rows: Mapping[str, Floats]) -> dict[str, NDArray[Any]]:
         """The arrays of a batch by the programs' input names. `rows` holds each table's pulled values [U, W]."""
-        feed: dict[str, NDArray[Any]] = {}
-        for layout in self._layouts:
-            keys = batch.tables[layout.name]
-            # operators that meet an empty array lose its type: a batch without any id gets a row that nothing points to
-            values = rows[layout.name]
-            feed[f"{layout.name}/rows"] = values if len(values) else np.zeros((1, layout.pull_width), np.float32)
-            if layout.single:
-                feed[f"{layout.name}/single"] = keys.single_BF
-            for feature in layout.lists:
-                feed[f"{layout.name}/list/{feature.name}"] = keys.index[feature.name]
-                if feature.weighted:
-                    feed[f"{layout.name}/weight/{feature.name}"] = keys.weights[feature.name]
-        feed["dense"] = batch.dense_BD
-        return feed
+        return batch_feed(self._layouts, batch, rows)
 
     def gradients(self, batch: Any, rows: Mapping[str, Floats]) -> Gradients:
         """Forward and backward over one batch; changes nothing."""
@@ -307,9 +345,29 @@ class DenseProgram:
             offset += size
 
     def predict(self, batch: Any, rows: Mapping[str, Floats]) -> Floats:
-        """Log-odds [B, Y], without dropout."""
+        """Log-odds [B, Y], without dropout, computed in float32: the same for an export, on any machine."""
         logit_BY: Floats = self._run(self._predict, self.feed(batch, rows), [self._shifted])[0]
         return logit_BY
+
+    def save_inference(self, prefix: Path) -> None:
+        """Write prediction as `<prefix>.pdmodel` and `<prefix>.pdiparams`, for Paddle alone.
+
+        Inputs are those of `batch_feed`; outputs are the log-odds [B, Y] (shifted as in `predict`) and probabilities.
+        """
+        program = self._predict.clone(for_test=True)
+        with _building(program, paddle.static.Program(), "export/"):
+            block = program.global_block()
+            logit_BY = block.var(self._shifted.name)
+            fetched = [logit_BY, paddle.nn.functional.sigmoid(logit_BY)]
+            inputs = [block.var(name) for name in self.input_names if block.has_var(name)]
+        with paddle.static.scope_guard(self._scope):
+            paddle.static.save_inference_model(str(prefix), inputs, fetched, self._executor, program=program)
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs of prediction, in order."""
+        dense = ["dense"] if self._predict.global_block().has_var("dense") else []
+        return [name for layout in self._layouts for name in layout.input_names] + dense
 
     def _run(self, program: Any, feed: dict[str, NDArray[Any]], fetch: list[Variable]) -> list[Any]:
         known = {k: v for k, v in feed.items() if program.global_block().has_var(k)}

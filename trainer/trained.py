@@ -67,6 +67,7 @@ def open_model(path: Path, *, key: str = "") -> TrainedModel:
         CheckpointError: there is none, or it is incomplete. Contents are not read: whoever takes them verifies them.
     """
     named = f"{key}: " if key else ""
+    path = path.absolute()  # servers have their own working directory
     if (path / SPEC).is_file():
         try:
             spec = json.loads((path / SPEC).read_text(encoding="utf-8"))

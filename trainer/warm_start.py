@@ -25,7 +25,8 @@ class WarmStartConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     source: str = Field(min_length=1)
-    """An export, a checkpoint (its `step-<n>` folder), or a folder of checkpoints, of which the newest is taken."""
+    """An export, a checkpoint (its `step-<n>` folder), or a folder of checkpoints, of which the newest is taken. All
+    trainers must see it; `paddlewheel checkpoint fetch` makes a folder of what is in an object store."""
 
     tables: dict[str, str] | None = None
     """Which tables begin with which of the source: `{mine: theirs}`; others start fresh. None: those of equal name."""
@@ -56,11 +57,17 @@ def plan(job: JobConfig) -> WarmStart:
         CheckpointError: the source is no trained model.
         ConfigError: it does not fit this job; names every key, the value, what is allowed, and the remedy.
     """
+    from trainer.checkpoint import CheckpointError
     from trainer.config import ConfigError
     from trainer.trained import open_model
 
     asked = job.warm_start
     assert asked is not None
+    if "://" in asked.source:
+        raise CheckpointError(
+            f"warm_start.source: {asked.source} is in an object store: copy it to a folder that all trainers see, with "
+            "`paddlewheel checkpoint fetch`"
+        )
     source = open_model(Path(asked.source), key="warm_start.source")
     theirs = source.tables()
     mine = {name: job.tables[name] for name in job.data.tables}

@@ -29,6 +29,8 @@ _OURS = {"pserver", "trainer", "data_pipeline", "deploy"}
 _COMMANDS = {
     "train": ("deploy.cli.train:train", "Train a job on this machine, with its servers and trainers."),
     "evaluate": ("deploy.cli.train:evaluate", "Evaluate a checkpoint of a job on this machine."),
+    "export": ("deploy.cli.export:export", "Write a trained model as files for serving."),
+    "predict": ("deploy.cli.predict:predict", "Score Parquet files with a trained model."),
     "data": ("deploy.cli.data:app", "Prepare, generate and check data."),
     "job": ("deploy.cli.job:app", "Look at a job file: its keys, its values, whether it can run."),
     "checkpoint": ("deploy.cli.checkpoint:app", "Look at checkpoints, rewrite them, or ask a running job for one."),

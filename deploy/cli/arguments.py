@@ -1,13 +1,26 @@
 """Arguments that several commands share, and how they print an answer."""
 
+import contextlib
 import json as json_module
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+if TYPE_CHECKING:
+    from trainer.config import JobConfig
+    from trainer.trained import TrainedModel
+
 JobFile = Annotated[Path, Parameter(help="The job file (YAML).")]
+
+Model = Annotated[str, Parameter(help="A job file, a checkpoint (its step-<n> folder, or s3://...), or a run folder.")]
+
+Checkpoint = Annotated[
+    str | None,
+    Parameter(help="With a job file: a checkpoint (its step-<n> folder, or s3://...); by default the newest."),
+]
 
 Overrides = Annotated[
     tuple[str, ...],
@@ -33,3 +46,75 @@ Json = Annotated[
 def answer(data: Any, *, json: bool, text: Callable[[], str]) -> None:
     """Prints the answer of a command: `data` as JSON for machines, or what `text` makes of it for people."""
     print(json_module.dumps(data, indent=2, ensure_ascii=False) if json else text())
+
+
+class OtherModelError(ValueError):
+    """A checkpoint is not of the job that it was to be used with."""
+
+
+@contextlib.contextmanager
+def find_model(
+    model: str, checkpoint: str | None, overrides: Iterable[str]
+) -> "Iterator[tuple[JobConfig, TrainedModel]]":
+    """The job and the trained model that a command's arguments name; a copy of it where it is in an object store.
+
+    Raises:
+        ConfigError: the job cannot be used.
+        CheckpointError: there is no trained model.
+        OtherModelError: the checkpoint is of a job with another model or other features.
+    """
+    from trainer.checkpoints import is_remote
+    from trainer.config import JobConfig
+    from trainer.trained import open_model
+
+    job = None if is_remote(model) or Path(model).is_dir() else JobConfig.load(model, overrides)
+    with _local(checkpoint or (model if job is None else job.checkpoint_location)) as path:
+        trained = open_model(path)
+        if job is None:
+            job = JobConfig.from_settings(trained.settings, overrides, str(trained.path))
+        else:
+            _check_same(job, trained)
+        yield job, trained
+
+
+@contextlib.contextmanager
+def _local(location: str) -> Iterator[Path]:
+    """A folder on this machine that holds a checkpoint, or checkpoints."""
+    from trainer.checkpoint import CheckpointError
+    from trainer.checkpoints import is_remote, open_address, open_checkpoints
+
+    if not is_remote(location):
+        yield Path(location)
+        return
+    kept, address = open_address(location)
+    if not re.fullmatch(r"step-\d+", address.rpartition("/")[2]):
+        kept = open_checkpoints(address)
+        committed = kept.committed()
+        if not committed:
+            raise CheckpointError(f"{location} holds no committed checkpoint")
+        address = committed[-1]
+    with kept.local_copy(address) as path:
+        yield path
+
+
+def _check_same(job: "JobConfig", trained: "TrainedModel") -> None:
+    from trainer.coordinator.resume import differences
+
+    now = job.model_dump(mode="json")
+    sections = {"seed": None, "model": None, "tables": None, "data": ("labels", "dense", "sparse")}
+    changed = [
+        line
+        for section, keys in sections.items()
+        for line in differences(_part(trained.settings, section, keys), _part(now, section, keys), section)
+    ]
+    if changed:
+        more = f"\n  and {len(changed) - 5} more" if len(changed) > 5 else ""
+        raise OtherModelError(
+            f"{trained.path} was trained by a job with other values:\n  " + "\n  ".join(changed[:5]) + more + "\n"
+            "Use the job file that trained it, or name the checkpoint alone: it knows its job"
+        )
+
+
+def _part(settings: Any, section: str, keys: tuple[str, ...] | None) -> Any:
+    whole = settings[section]
+    return whole if keys is None else {key: whole[key] for key in keys}

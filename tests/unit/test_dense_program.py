@@ -282,3 +282,27 @@ def test_a_batch_without_any_id_trains_and_scores() -> None:
     result = program.gradients(batch, rows)
     assert np.isfinite(result.flat_N).all()
     assert result.tables["user"].shape == (0, W + 1)
+
+
+def test_predictions_are_float32_whatever_training_computes_in():
+    rng = np.random.default_rng(5)
+    batch = _batch(rng)
+    rows = {name: rng.standard_normal((U, W + 1)).astype(np.float32) for name in ("user", "item")}
+    logits = {}
+    for operators in (None, "float32", "bfloat16"):
+        program = DenseProgram(
+            LAYOUTS,
+            num_dense=D,
+            num_labels=1,
+            model=parse_model({"kind": "deepfm", "tower": [32, 16]}),
+            optimizer=DenseOptimizerConfig(),
+            seed=3,
+            rank=0,
+            operators=operators,
+        )
+        logits[operators] = program.predict(batch, rows)
+        trained_on = program.gradients(batch, rows).logit_BY
+        same = np.abs(trained_on - logits[operators]).max()
+        assert (same > 1e-4) == (operators == "bfloat16")
+    for operators in ("float32", "bfloat16"):
+        np.testing.assert_allclose(logits[operators], logits[None], rtol=1e-5, atol=1e-5)

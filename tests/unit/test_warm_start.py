@@ -117,6 +117,11 @@ def test_no_model_at_the_source(tmp_path: Path) -> None:
         warm_start.plan(job_of({"source": str(tmp_path / "nothing")}))
 
 
+def test_a_source_in_an_object_store_names_the_remedy() -> None:
+    with pytest.raises(checkpoint.CheckpointError, match="checkpoint fetch"):
+        warm_start.plan(job_of({"source": "s3://bucket/old"}))
+
+
 def test_it_is_part_of_what_a_job_is(source: Path) -> None:
     before, after = (job_of(start).model_dump(mode="json") for start in (None, {"source": str(source)}))
     assert any("warm_start" in line for line in resume.differences(resume.identity(before), resume.identity(after)))

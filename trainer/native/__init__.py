@@ -301,6 +301,14 @@ def _function(name: str) -> Any:
     return function
 
 
+def in_float32(program: Any) -> Any:
+    """The program itself, its towers with float32 products: what predicts must not depend on the machine."""
+    for operator in program.global_block().ops:
+        if operator.type == "paddlewheel_tower":
+            operator._set_attr("bfloat16", 0)  # noqa: SLF001  Paddle's way to change an operator
+    return program
+
+
 def _with_gradient(value: Variable) -> Variable:
     """The same value as a variable that may have a gradient: an operator's list of gradients must be whole."""
     import paddle

@@ -6,7 +6,9 @@ import pytest
 from pserver.checkpoint import open_table, read_rows
 from pserver.client import Client
 from pserver.config import TableConfig
+from pserver.export import export_table
 from pserver.local import local_servers
+from pserver.lookup import Lookup
 
 pytestmark = pytest.mark.processes
 
@@ -124,7 +126,10 @@ def test_a_key_that_decays_below_admission_has_no_embedding(tmp_path):
         assert not below.admitted_U.any()
         np.testing.assert_array_equal(below.values_UW[:, 1:], 0)
         assert below.values_UW[:, 0].all()
-        client.save(tmp_path / "saved")
+        saved = client.save(tmp_path / "saved")
+    export_table(saved[table], tmp_path / "export")
+    lookup = Lookup.build({table: tmp_path / "export"}, tmp_path / "lookup")
+    np.testing.assert_allclose(lookup.pull(table, keys), below.values_UW, rtol=1e-5)
     with local_servers(TABLES, 1, tmp_path) as servers, Client(TABLES, servers.endpoints) as client:
         client.load(tmp_path / "saved")
         np.testing.assert_allclose(client.pull(table, keys), below.values_UW, rtol=1e-5)

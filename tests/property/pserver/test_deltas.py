@@ -93,13 +93,14 @@ def test_base_and_deltas_make_the_full_export(tmp_path_factory, history, dtype, 
 
 
 def test_a_delta_holds_only_what_changed(tmp_path):
-    state = {key: [4, 1, 0.5, np.array([0.25, 0.5])] for key in range(1, 101)}
+    state = {key: [40, 1, 0.5, np.array([0.25, 0.5])] for key in range(1, 101)}
+    state[5][0] = 4  # falls below the admission score of 3, and so loses its embedding
     before = save(tmp_path / "a", state, 2)
     state = {key: [shows * 0.5, clicks * 0.5, *rest] for key, (shows, clicks, *rest) in state.items() if key != 9}
-    state[7] = [3, 1, 0.5, np.array([0.25, 0.75])]
+    state[7] = [21, 1, 0.5, np.array([0.25, 0.75])]
     after = save(tmp_path / "b", state, 2)
     made = write_delta(before, after, tmp_path / "d", count_decay=0.5)
-    assert (made.num_changed, made.num_removed) == (1, 1)
+    assert (made.num_changed, made.num_removed) == (2, 1)
 
 
 def test_other_tables_are_refused(tmp_path):

@@ -36,7 +36,7 @@ def saved(tmp_path):
     for shard in range(2):
         lines = []
         for key in rng.integers(1, 1 << 62, 40, dtype=np.uint64).tolist():
-            count = 1 + first + (3 + embedding) * (key % 3 > 0)
+            count = 1 + first + (3 + embedding) * (key % 9 >= 2)
             numbers = " ".join(f"{x:.6g}" for x in rng.random(count))
             lines.append(f"{key * 2 + shard} 0 1 0 {key % 9} {key % 2} {numbers}\n")
         (folder / f"part-000-{shard:05d}").write_text("".join(lines))

@@ -1,0 +1,136 @@
+"""``paddlewheel predict``: scores beside columns of Parquet files."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from deploy.cli.arguments import Checkpoint, Json, Model, Overrides, answer
+
+if TYPE_CHECKING:
+    from trainer.config import JobConfig
+    from trainer.predict import Prediction
+    from trainer.trained import TrainedModel
+
+
+def predict(
+    model: Model | None = None,
+    *,
+    to: Annotated[Path, Parameter(help="The new Parquet file. It appears whole, or not at all.")],
+    data: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative=(), show_default=False, help="Parquet files, folders, globs to score; by default data.eval."
+        ),
+    ] = (),
+    columns: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative=(),
+            consume_multiple=True,
+            show_default=False,
+            help="Columns of the data to write beside the scores.",
+        ),
+    ] = (),
+    export: Annotated[Path | None, Parameter(help="Score from an export, without any server.")] = None,
+    lookup: Annotated[
+        Path | None,
+        Parameter(help="With --export: folder for its tables, sorted, so that the next call finds them made."),
+    ] = None,
+    servers: Annotated[
+        str | None,
+        Parameter(help="Score from running servers: HOST:PORT of all of them in rank order, separated by commas."),
+    ] = None,
+    checkpoint: Checkpoint = None,
+    overrides: Overrides = (),
+    json: Json = False,
+) -> None:
+    """Score Parquet files: from an export, from a checkpoint (local servers are started), or from running servers.
+
+    The output has a row for every row read, in their order: the chosen columns, and score_<label>, a probability, for
+    each label. Label columns need not be there. Rows that cannot be scored follow data.on_bad_row: `skip` and
+    `quarantine` leave their scores null and say why in the column `problem`.
+
+    With --servers, vectors come from the servers as they are now and the dense part from the checkpoint; nothing is
+    changed or created there.
+    """
+    import time
+
+    from trainer.processor import prepare_for_paddle
+
+    prepare_for_paddle()
+    from deploy.cli.arguments import find_model
+    from trainer.predict import PredictError, Request
+    from trainer.predict import predict as score
+
+    if (model is None) == (export is None):
+        raise PredictError("give either a job file or a checkpoint, or --export DIRECTORY")
+    if export is not None and (servers or checkpoint):
+        raise PredictError("--export needs neither --servers nor --checkpoint")
+    if lookup is not None and export is None:
+        raise PredictError("--lookup goes with --export")
+    began = time.monotonic()
+    with ExitStack() as resources:
+        place = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="paddlewheel-predict-")))
+        if export is not None:
+            from trainer.export import ExportedModel, settings_of
+
+            request = Request.check(settings_of(export, overrides), data, columns, to)
+            opened = ExportedModel(export, lookup or place / "lookup", overrides)
+            program: Any = opened.program
+            tables: Any = opened.tables
+        else:
+            assert model is not None
+            job, trained = resources.enter_context(find_model(model, checkpoint, overrides))
+            request = Request.check(job, data, columns, to)
+            program, tables = _from_checkpoint(job, trained, servers, place, resources)
+        ready = time.monotonic() - began
+        done = score(request, program, tables)
+    answer({**done.to_json(), "ready_seconds": ready}, json=json, text=lambda: "\n".join(_lines(done, ready)))
+
+
+def _from_checkpoint(
+    job: "JobConfig", trained: "TrainedModel", servers: str | None, place: Path, resources: ExitStack
+) -> tuple[Any, Any]:
+    """Program and client: of running servers, or of some that are started and filled."""
+    from pserver import requirements
+    from pserver.client import Client
+    from pserver.local import local_servers
+    from trainer import checkpoint as checkpoints
+    from trainer import native
+    from trainer.export import restored_program
+    from trainer.predict import PredictError, check_servers
+
+    if trained.is_export:
+        raise PredictError(f"{trained.path} is an export: give it with --export")
+    requirements.check(import_core=False)
+    saved = checkpoints.read(trained.path)
+    used = {name: job.tables[name] for name in job.data.tables}
+    endpoints: tuple[str, ...]
+    if servers is None:
+        endpoints = resources.enter_context(local_servers(used, job.cluster.servers, place)).endpoints
+    else:
+        endpoints = tuple(filter(None, (part.strip() for part in servers.split(","))))
+    client = resources.enter_context(
+        Client(used, endpoints, seed=job.seed, pull_timeout_seconds=job.control.pull_timeout_seconds)
+    )
+    if servers is None:
+        client.load(saved.sparse)
+    else:
+        check_servers(client, saved.sparse)
+    operators = native.choose(job.train.operators, job.train.precision).precision
+    return restored_program(job, used, saved, operators), client
+
+
+def _lines(done: "Prediction", ready: float) -> Iterator[str]:
+    speed = f"{done.rows_per_second:,.0f} rows/s"
+    yield f"scored       {done.rows - done.unscored_rows:,} rows in {done.seconds:.1f} s: {speed}"
+    yield f"ready after  {ready:.1f} s"
+    if done.unscored_rows:
+        yield f"not scored   {done.unscored_rows:,} rows: their column `problem` says why"
+    if done.skipped_files:
+        yield f"left out     {done.unreadable_rows:,} rows of unreadable files, such as: {done.skipped_files[0]}"
+    yield f"written to   {done.path} ({', '.join(done.columns)})"
