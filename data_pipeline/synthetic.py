@@ -7,7 +7,7 @@ model can rank the evaluation rows better than this probability does, so its AUC
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,13 @@ def generate(
     *,
     eval_fraction: float = 0.2,
     files: int = 8,
+    days: Sequence[str] = (),
     on_progress: Callable[[int, int], None] | None = None,
 ) -> SyntheticResult:
     """Writes `train/`, `eval/` (Parquet) and `best.json` below `directory`, which must not hold other files.
 
-    The same rows, seed and eval_fraction give the same data. Raises ValueError for a directory in use.
+    With days, the training rows are shared out evenly to folders `train/day=<day>`. The same arguments give the same
+    data. Raises ValueError for a directory in use.
     """
     root = Path(directory)
     if root.exists() and any(root.iterdir()) and not (root / "best.json").exists():
@@ -71,10 +73,13 @@ def generate(
         temporary = root / f".{part}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        pieces = max(1, min(files if part == "train" else 2, count // 1000))
+        by_day = days if part == "train" else ()
+        pieces = len(by_day) or max(1, min(files if part == "train" else 2, count // 1000))
         for number in range(pieces):
             size = count * (number + 1) // pieces - count * number // pieces
-            with pq.ParquetWriter(temporary / f"part-{number:05d}.parquet", _SCHEMA, compression="zstd") as writer:
+            place = temporary / f"day={by_day[number]}" if by_day else temporary
+            place.mkdir(exist_ok=True)
+            with pq.ParquetWriter(place / f"part-{number:05d}.parquet", _SCHEMA, compression="zstd") as writer:
                 for start in range(0, size, _CHUNK_ROWS):
                     now = min(_CHUNK_ROWS, size - start)
                     random = np.random.RandomState([seed & 0xFFFFFFFF, part == "eval", number, start])

@@ -61,8 +61,8 @@ def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train") -> Prefl
         paths = getattr(job.data, part)
         if paths and not (part == "train" and mode == "evaluate"):
             keep: Callable[[SourceFile], bool] = _every
-            if part == "train" and job.train.days is not None:
-                wanted = set(parse_days(job.train.days.range)) if job.train.days.range else set[Day]()
+            if part == "train" and job.train.days is not None and job.train.days.range is not None:
+                wanted = set(parse_days(job.train.days.range))
                 if not wanted.intersection(find_days(paths, job.train.days.column)):
                     continue  # the choice of days will tell, or they are trained already
                 keep = _in_days(wanted, job.train.days.column)

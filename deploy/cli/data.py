@@ -162,7 +162,9 @@ def fit(job: JobFile, *, overrides: Overrides = ()) -> None:
 
 
 @app.command
-def synth(directory: Path, *, rows: Rows = 400_000, seed: int = 1, eval_fraction: float = 0.2) -> None:
+def synth(
+    directory: Path, *, rows: Rows = 400_000, seed: int = 1, eval_fraction: float = 0.2, days: str | None = None
+) -> None:
     """Write seeded click data whose best possible AUC is known.
 
     Parameters
@@ -175,11 +177,15 @@ def synth(directory: Path, *, rows: Rows = 400_000, seed: int = 1, eval_fraction
         The same seed gives the same data.
     eval_fraction
         Part of the rows that goes to eval/.
+    days
+        Share the training rows out to folders day=..., such as 2026-01-01..2026-01-07.
     """
     from data_pipeline import synthetic
+    from data_pipeline.days import parse_days
 
+    names = [day.isoformat() for day in parse_days(days)] if days is not None else []
     with _progress("synth") as tick:
-        result = synthetic.generate(directory, rows, seed, eval_fraction=eval_fraction, on_progress=tick)
+        result = synthetic.generate(directory, rows, seed, eval_fraction=eval_fraction, days=names, on_progress=tick)
     print(
         f"{result.train_rows:,} training and {result.eval_rows:,} evaluation rows in "
         f"{result.directory}, {result.click_rate:.1%} clicks"

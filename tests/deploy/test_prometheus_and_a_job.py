@@ -94,9 +94,16 @@ def test_a_job_is_found_scraped_and_drawn(tmp_path: Path, eventually: Callable[.
 
 def assert_drawn(page: str) -> None:
     """Every panel has data but those of what this machine or job has not."""
-    expected_empty = {"GPU use", "GPU memory"}
+    expected_empty = {
+        *("GPU use", "GPU memory"),
+        "AUC of the new day",  # it is not trained by days
+        "Keys, fullest shard over average",  # its only checkpoint comes at its end
+    }
+    may_be_empty = {"Time until the memory limit"}  # while servers do not grow
     for dashboard in DASHBOARDS:
         for panel in dashboard.panels:
+            if panel.title in may_be_empty:
+                continue
             start = page.index(f"<h2>{panel.title}</h2>")
             inside = page[start : page.index("</div>", start)]
             assert ("no data" in inside) == (panel.title in expected_empty), f"{dashboard.name}: {panel.title}"
