@@ -100,7 +100,7 @@ class Checkpoints(ABC):
 
     @abstractmethod
     def local_copy(self, address: str) -> AbstractContextManager[Path]:
-        """Its folder on this machine, verified, while the block lasts."""
+        """Its folder on this machine, while the block lasts; what had to be fetched is verified."""
 
     # -- changing
 

@@ -363,7 +363,13 @@ class ObjectStore(Checkpoints):
         return self.location + path[len(self._root.rstrip("/")) :]
 
     def _data(self, address: str, manifest: Mapping[str, Any]) -> str:
-        """Path of the folder that holds the files of a manifest; relative to the folder of steps it lies in."""
+        """Path of the folder that holds the files of a manifest.
+
+        The manifest names it relative to the folder of steps that it lies in. One without it came from a folder, by a
+        copy of that whole folder: its files lie beside it.
+        """
+        if "data" not in manifest:
+            return self._path(address)
         base = self.location if "/data/" in address[len(self.location) :] else address.rpartition("/")[0]
         return posixpath.normpath(posixpath.join(self._path(base), str(manifest["data"])))
 
@@ -371,9 +377,11 @@ class ObjectStore(Checkpoints):
         text = self._read_named(address, MANIFEST)
         with contextlib.suppress(CheckpointError):
             body = checkpoint.parse_manifest(text, address)
-            text = checkpoint.manifest_text({**body, "data": up + body["data"]}).encode()
+            data = self._data(address, body)[len(self._root.rstrip("/")) + 1 :]
+            text = checkpoint.manifest_text({**body, "data": up + data}).encode()
         self._write(f"{self._path(to)}/{MANIFEST}", text)
-        self._delete_folder(self._path(address))
+        with _errors(address):
+            self._filesystem.delete_file(f"{self._path(address)}/{MANIFEST}")
 
     def _fetch_bytes(self, address: str, manifest: Mapping[str, Any], name: str) -> bytes:
         expected = manifest["files"].get(name)

@@ -217,3 +217,24 @@ def test_a_place_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) ->
     with pytest.raises(CheckpointError, match="cannot be used for checkpoints"):
         ObjectStore("nowhere://x/y").committed()
     assert issubclass(StoreError, OSError)
+
+
+def test_a_checkpoint_that_was_copied_into_the_store_by_hand(tmp_path: Path) -> None:
+    from trainer import checkpoint
+
+    draft = checkpoint.Draft(tmp_path / "kept", ".d", 4)
+    (draft.sparse / "part").write_text("x")
+    draft.finish(dense={}, cursor=CURSOR, facts={"job": "j"})
+    checkpoint.commit(draft.path, 4, 9)
+    store = store_at(tmp_path)
+    address = store.committed()[0]
+    store.verify(address)
+    assert store.cursor(address) == CURSOR
+    with store.sole_use():
+        store.clear()
+        save(store, 5)
+        aside = store.set_aside([address])
+        store.clear()
+        open_checkpoints(aside).verify(f"{aside}/step-4")
+        save(store, 6, keep=1)
+    assert store.committed() == [f"{store.location}/step-6"]
