@@ -78,11 +78,12 @@ def evaluate(
 ) -> int:
     """Evaluate a checkpoint of a job on `data.eval`: AUC, logloss and calibration over all trainers."""
     from trainer.checkpoint import CheckpointError
-    from trainer.checkpoints import open_checkpoints
+    from trainer.checkpoints import open_address, open_checkpoints
     from trainer.config import JobConfig
 
     config = JobConfig.load(job, overrides)
-    found = checkpoint or next(reversed(open_checkpoints(config.checkpoint_location).committed()), None)
+    kept = open_checkpoints(config.checkpoint_location)
+    found = open_address(checkpoint)[1] if checkpoint else next(reversed(kept.committed()), None)
     if found is None:
         raise CheckpointError(
             f"{config.checkpoint_location} holds no committed checkpoint: run `paddlewheel train {job}` first, or "

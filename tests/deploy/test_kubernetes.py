@@ -348,6 +348,7 @@ def test_names_are_labels_of_dns() -> None:
     ("changes", "options", "key", "message"),
     [
         ({"checkpoint": {"directory": "/data/c"}}, {}, "checkpoint.directory", "under /runs"),
+        ({"checkpoint": {"directory": "s3://b/c", "staging": "/tmp/x"}}, {}, "checkpoint.staging", "under /runs"),
         ({"data": {**job().data.model_dump(), "train": "/home/me/clicks"}}, {}, "data.train", "under /runs or /data"),
         ({}, {"data_claim": None}, "data.train", "--data-claim mounts /data"),
         ({"data": {**job().data.model_dump(), "train": "/database/x"}}, {}, "data.train", "no pod sees"),
