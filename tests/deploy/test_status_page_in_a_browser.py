@@ -37,6 +37,7 @@ def job_status(**fields: Any) -> pb.JobStatus:
         "bad_steps": 0,
         "phase_seconds": {"wait": 120.0, "compute": 610.0, "allreduce": 190.0, "apply": 60.0, "push": 12.0},
     }
+    progress["tables"] = {"default": {"keys": [700, 600], "bytes": 1 << 20, "new": 40, "evicted": 7}}
     members = [
         pb.MemberStatus(
             role=role,
@@ -50,6 +51,7 @@ def job_status(**fields: Any) -> pb.JobStatus:
         for role in (pb.ROLE_PSERVER, pb.ROLE_TRAINER)
         for rank in range(4)
     ]
+    members[0].child_memory_bytes, members[0].seconds_to_limit = 1 << 30, 300.0
     texts = [
         ("info", "incarnation 1 begins: 4 servers, 4 trainers"),
         ("info", "all 4 trainers are ready"),
@@ -126,6 +128,9 @@ def test_what_a_person_sees(server: WebServer, tmp_path: Path) -> None:
     assert "trainer 2 was killed by SIGKILL" in text_of(dom, "entries")
     assert "step 40,000, 2 min ago, took 43 s; 2 committed, 0 failed. /checkpoints/criteo/step-40000" in dom
     assert "compute 61 %" in dom
+    shown = " ".join(text_of(dom, "tables").split())
+    assert shown == "default 16 adagrad 1,300 1 MiB 40 7 item 32 – – – – –"
+    assert "1.00 GiB, full in 5 min" in members
     for name, size in {"wide": (1280, 1220), "narrow": (480, 1900)}.items():
         picture = screenshot(url(server), tmp_path / f"{name}.png", width=size[0], height=size[1])
         if PICTURES:

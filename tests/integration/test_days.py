@@ -231,21 +231,23 @@ def _wait(condition, process: subprocess.Popen):
 
 
 def _kill_between_commit_and_boundary(process: subprocess.Popen, run: Path, step: int) -> None:
-    """Lets the trainer run a millisecond at a time from when its draft is whole; kills it when the commit is there.
+    """Lets the trainer run in small steps from when it begins to save; kills it when the commit is there.
 
-    The coordinator still has to write its journal then, before it answers the trainer.
+    Once its draft is whole, it runs a millisecond at a time: the coordinator needs longer, from giving the checkpoint
+    its name, to write its journal and answer the trainer.
     """
     child = _wait(lambda: _child(process, "trainer.child"), process)
-    committed = run / "checkpoints" / f"step-{step}"
-    _wait(lambda: list((run / "checkpoints").glob(f".step-{step}-*/MANIFEST.json")), process)
+    directory, committed = run / "checkpoints", run / "checkpoints" / f"step-{step}"
+    _wait(lambda: list(directory.glob(f".step-{step}-*")) or committed.exists(), process)
     child.send_signal(signal.SIGSTOP)
     deadline = time.monotonic() + 60
     while not committed.exists():
         assert time.monotonic() < deadline
+        is_whole = bool(list(directory.glob(f".step-{step}-*/MANIFEST.json")))
         child.send_signal(signal.SIGCONT)
-        time.sleep(0.001)
+        time.sleep(0.001 if is_whole else 0.002)
         child.send_signal(signal.SIGSTOP)
-        answer_by = time.monotonic() + 0.03
+        answer_by = time.monotonic() + (0.03 if is_whole else 0.001)
         while not committed.exists() and time.monotonic() < answer_by:
             time.sleep(0.0005)
     child.kill()
@@ -253,7 +255,9 @@ def _kill_between_commit_and_boundary(process: subprocess.Popen, run: Path, step
 
 def test_a_boundary_is_neither_lost_nor_doubled_when_the_trainer_dies_around_it(tmp_path: Path, by_day: Path) -> None:
     """Killed between the commit and the boundary; killed in the middle of a day after one; a server killed, too."""
-    job = Job(tmp_path, _data(by_day), SETTINGS)
+    # a child that is stopped at two heartbeats in a row counts as lost
+    patient = {**SETTINGS["control"], "heartbeat_seconds": 4, "silence_seconds": 30}
+    job = Job(tmp_path, _data(by_day), {**SETTINGS, "control": patient})
     run = tmp_path / "run"
     process = job.start("train", "--days", f"{DAYS[0]}..{DAYS[-1]}")
     try:
@@ -367,3 +371,30 @@ def test_a_missing_day_may_be_left_out_and_an_earlier_one_may_not_come_later(tmp
         done = subprocess.run(job.command("train", *arguments), capture_output=True, text=True, timeout=60)
         assert done.returncode == 64
         assert message in done.stderr
+
+
+def test_a_stopped_job_goes_on_in_the_middle_of_a_day(tmp_path: Path, by_day: Path) -> None:
+    job = Job(tmp_path, _data(by_day), SETTINGS)
+    run = tmp_path / "run"
+    process = job.start("train", "--days", f"{DAYS[0]}..{DAYS[3]}")
+    try:
+        _wait((run / "checkpoints" / "step-8").exists, process)  # of the second day
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=100)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 143, errors[-3000:]
+    newest = checkpoint.latest(run / "checkpoints")
+    assert newest is not None
+    position = checkpoint.read_cursor(newest)["position"]
+    assert position["done"], "it was stopped between two days: another moment tests nothing"
+    done = _command("train", str(job.path), "--days", "2026-01-05")
+    assert done.returncode == 64
+    current = DAYS[position["epoch"]]
+    assert f"stands in the middle of {current}" in done.stderr
+    assert f"--days {current}..2026-01-05" in done.stderr
+    code, outcome = job.run("train", "--days", f"{current}..{DAYS[3]}")
+    assert (code, outcome["result"]["rows"]) == (0, 4 * ROWS), outcome
+    _assert_as_undisturbed(run, 4)

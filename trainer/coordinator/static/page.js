@@ -114,7 +114,7 @@ function show(status) {
   at("bar").style.width = (100 * share).toFixed(2) + "%";
   if (status.progress) {
     at("progress").textContent = `${count(progress.rows)} of ${count(progress.total_rows)} rows (${(100 * share).toFixed(1)} %), ` +
-      `epoch ${(progress.epoch ?? 0) + 1}` + (progress.epochs ? ` of ${progress.epochs}` : "") + `, step ${count(progress.step)}` +
+      (progress.day ? `day ${progress.day}, ` : "epoch ") + `${(progress.epoch ?? 0) + 1}` + (progress.epochs ? ` of ${progress.epochs}` : "") + `, step ${count(progress.step)}` +
       (status.over ? "" : `, ${duration(progress.seconds_left)} left`);
   }
 
@@ -139,7 +139,7 @@ function show(status) {
     [`${member.role} ${member.rank}`],
     [member.state, ["lost", "absent"].includes(member.state) ? "bad" : ["ready", "running", "training"].includes(member.state) ? "good" : ""],
     [member.host ? `${member.host}:${member.port}` : "–", "muted"],
-    [bytes(member.child_memory_bytes), "n"],
+    [bytes(member.child_memory_bytes) + (has(member.seconds_to_limit) ? `, full in ${duration(member.seconds_to_limit)}` : ""), "n"],
     [["lost", "absent"].includes(member.state) ? "–" : duration(member.heartbeat_age_seconds), "n"],
   ])));
 
@@ -158,10 +158,16 @@ function show(status) {
     return item;
   }));
 
-  const keys = (status.result && status.result.keys) || {};
-  at("tables").replaceChildren(...Object.entries(facts.tables || {}).map(([name, table]) => row([
-    [name], [count(table.width), "n"], [(table.optimizer && table.optimizer.rule) || "–"], [count(keys[name]), "n"],
-  ])));
+  const saved = (status.result && status.result.keys) || {};
+  at("tables").replaceChildren(...Object.entries(facts.tables || {}).map(([name, table]) => {
+    const now = (progress.tables || {})[name] || {}, servers = now.keys || [];
+    const keys = servers.length ? servers.reduce((sum, each) => sum + each, 0) : null;
+    return row([
+      [name], [count(table.width), "n"], [(table.optimizer && table.optimizer.rule) || "–"],
+      [count(saved[name] ?? keys), "n"], [keys === null ? "–" : bytes(now.bytes), "n"],
+      [count(now.new), "n"], [count(now.evicted), "n"],
+    ]);
+  }));
   at("checkpoint").textContent = checkpoint.step < 0 ? "none committed yet" :
     `step ${count(checkpoint.step)}, ${duration(checkpoint.age_seconds)} ago, took ${duration(checkpoint.last_seconds)}; ` +
     `${checkpoint.num_committed} committed, ${checkpoint.num_failed} failed. ${checkpoint.path}`;
