@@ -38,9 +38,24 @@ class Growth:
 
     def _observe_features(self, keys: TableKeys, is_new_U: NDArray[np.bool_]) -> None:
         is_new_P = np.concatenate([[False], is_new_U])
-        columns = [(name, keys.single_BF[:, column]) for column, name in enumerate(keys.single_names)]
-        columns += [(name, at.ravel()) for name, at in keys.index.items() if name not in keys.single_names]
-        for name, at_N in columns:
-            seen_P = np.zeros(len(is_new_P), np.bool_)
-            seen_P[at_N] = True
-            self.new_keys_of_features[name] += int(np.count_nonzero(seen_P & is_new_P))
+        if keys.single_BF.size:
+            counts_F = _distinct_by_column(keys.single_BF, is_new_P)
+            self.new_keys_of_features.update(dict(zip(keys.single_names, counts_F.tolist(), strict=True)))
+        for name, at_BL in keys.index.items():
+            if name not in keys.single_names:
+                self.new_keys_of_features[name] += int(_distinct_by_column(at_BL.reshape(-1, 1), is_new_P)[0])
+
+
+def _distinct_by_column(at_BF: NDArray[np.int32], wanted_P: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """How many of the wanted positions each column holds, [F]; one that stands in several rows counts once."""
+    num_columns, size = at_BF.shape[1], len(wanted_P)
+    found_N = np.flatnonzero(wanted_P[at_BF])
+    if len(found_N) < size // 4:
+        place_N = found_N % num_columns * size + at_BF.ravel()[found_N]
+        return np.bincount(np.unique(place_N) // size, minlength=num_columns).astype(np.int64)
+    counts_F = np.zeros(num_columns, np.int64)
+    for column in range(num_columns):
+        seen_P = np.zeros(size, np.bool_)
+        seen_P[at_BF[:, column]] = True
+        counts_F[column] = np.count_nonzero(seen_P & wanted_P)
+    return counts_F

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -162,3 +163,21 @@ def test_growth_counts_new_keys_by_table_and_feature() -> None:
     growth.observe(_batch(2), {"default": np.zeros(2, np.float32)})
     assert growth.new_keys == {"default": 3}
     assert growth.new_keys_of_features == {"a": 2, "b": 1, "t": 3}
+
+
+@pytest.mark.parametrize("share", [0.001, 0.05, 1.0])
+def test_growth_by_feature_is_that_of_sets(share: float) -> None:
+    rng = np.random.default_rng(3)
+    single = rng.integers(0, 401, (300, 3)).astype(np.int32)
+    tags = rng.integers(0, 401, (300, 4)).astype(np.int32)
+    names = ("a", "b", "c")
+    index = {**{name: single[:, i] for i, name in enumerate(names)}, "t": tags}
+    keys = TableKeys(np.arange(1, 401, dtype=np.uint64), index, single, names)
+    shows = np.where(rng.random(400) < share, 0, 3).astype(np.float32)
+    shows[7] = 0
+    growth = Growth()
+    growth.observe(replace(_batch(0), tables={"default": keys}), {"default": shows})
+    new = set((np.flatnonzero(shows == 0) + 1).tolist())
+    assert growth.new_keys["default"] == len(new)
+    for name, at in index.items():
+        assert growth.new_keys_of_features[name] == len(new & set(at.ravel().tolist())), name
