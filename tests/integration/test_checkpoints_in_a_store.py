@@ -90,6 +90,13 @@ def test_a_job_goes_on_elsewhere_from_a_store(endpoint: str, tmp_path: Path, mon
     assert code == 0, said
     assert command("checkpoint", "verify", str(tmp_path / "copy"))[0] == 0
     assert command("checkpoint", "diff", second, str(tmp_path / "copy" / second.rpartition("/")[2]))[0] == 0
+    scores = []
+    for number, model in enumerate((location, str(tmp_path / "copy"))):
+        target = tmp_path / f"{number}.parquet"
+        code, said = command("predict", model, "--data", str(tmp_path / "train"), "--to", str(target))
+        assert code == 0, said
+        scores.append(pq.read_table(target)["score_click"].to_numpy())
+    np.testing.assert_array_equal(*scores)
     assert command("checkpoint", "prune", location)[1].strip() == f"removed {first}"
     code, said = command("checkpoint", "verify", location)
     assert (code, said.count("whole")) == (0, 1), said

@@ -16,7 +16,7 @@ from tests.reference_models import Row
 from trainer.models import KINDS, parse_model
 from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable
 from trainer.native import Precision
-from trainer.program import DenseProgram, ListFeature, TableLayout
+from trainer.program import DenseProgram, ExportedProgram, ListFeature, TableLayout
 from trainer.settings import DenseOptimizerConfig
 
 B, D, W, U = 7, 3, 3, 9
@@ -191,6 +191,19 @@ def test_forward_loss_and_gradients(case: dict, operators: Precision | None) -> 
             lambda step, n=name: expected(config, batch, wide, {**dense, n: dense[n] + step})[0],
         )
         offset += size
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_what_an_export_computes_is_the_same(case: dict, tmp_path: Path) -> None:
+    num_labels = 2 if case["kind"] in MULTI_TASK else 1
+    program, batch = program_of(parse_model(case), num_labels), batch_of(num_labels)
+    rng = np.random.default_rng(4)
+    rows = {name: rng.standard_normal((U, W + 1)).astype(np.float32) for name in ("user", "item")}
+    program.save_inference(tmp_path / "model")
+    exported = ExportedProgram(tmp_path / "model", layouts(case["kind"]))
+    found = exported.predict(batch, rows)
+    np.testing.assert_array_equal(found, program.predict(batch, rows))
+    assert found.shape == (B, num_labels)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
