@@ -1,7 +1,7 @@
 """``paddlewheel predict``: scores beside columns of Parquet files."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,7 +88,7 @@ def predict(
             request = Request.check(job, data, columns, to)
             program, tables = _from_checkpoint(job, trained, servers, place, resources)
         ready = time.monotonic() - began
-        done = score(request, program, tables)
+        done = score(request, program, tables, on_rows=_progress(request.dataset.num_rows))
     answer({**done.to_json(), "ready_seconds": ready}, json=json, text=lambda: "\n".join(_lines(done, ready)))
 
 
@@ -123,6 +123,23 @@ def _from_checkpoint(
         check_servers(client, saved.sparse)
     operators = native.choose(job.train.operators, job.train.precision).precision
     return restored_program(job, used, saved, operators), client
+
+
+def _progress(total: int) -> Callable[[int], None]:
+    """Tells a person at a terminal how far it is, twice a second."""
+    import sys
+    import time
+
+    told = time.monotonic()
+
+    def tell(rows: int) -> None:
+        nonlocal told
+        if sys.stderr.isatty() and (time.monotonic() - told > 0.5 or rows == total):
+            told = time.monotonic()
+            end = "\n" if rows == total else ""
+            print(f"\r{rows:,} of {total:,} rows", end=end, file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _lines(done: "Prediction", ready: float) -> Iterator[str]:
