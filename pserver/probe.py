@@ -13,6 +13,7 @@ from pserver.config import table_id
 from pserver.errors import ServerError
 from pserver.wire import Command, Connection, Reply
 
+_POLL_SECONDS = 0.02
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -36,8 +37,21 @@ def brpc_metrics(host: str, port: int, *, timeout_seconds: float = 2.0) -> dict[
 
 
 def identity(host: str, port: int, *, timeout_seconds: float = 5.0) -> str:
-    """Process id and start time of the server at this address: another text means another, empty, server."""
-    return _page(host, port, f"vars/pid;rpc_server_{port}_start_time", timeout_seconds)
+    """Process id and start time of the server at this address: another text means another, empty, server.
+
+    A server is healthy a moment before it tells its start time, so this waits for it. Raises ServerError.
+    """
+    name = f"rpc_server_{port}_start_time"
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        told = dict(
+            line.split(" : ", 1) for line in _page(host, port, f"vars/pid;{name}", timeout_seconds).splitlines()
+        )
+        if "pid" in told and name in told:
+            return f"{told['pid']} {told[name]}"
+        if time.monotonic() > deadline:
+            raise ServerError(f"parameter server {host}:{port} does not tell when it was started")
+        time.sleep(_POLL_SECONDS)
 
 
 def num_keys(host: str, port: int, table: str, *, timeout_seconds: float = 5.0) -> int:
@@ -56,7 +70,7 @@ def stop(host: str, port: int, *, timeout_seconds: float = 5.0) -> None:
 
 def _page(host: str, port: int, page: str, timeout_seconds: float) -> str:
     # brpc answers browsers with HTML: it is told apart by the name that the client gives.
-    request = urllib.request.Request(f"http://{_bracketed(host)}:{port}/{page}", headers={"User-Agent": "curl"})
+    request = urllib.request.Request(f"http://{_bracketed(host)}:{port}/{page}", headers={"User-Agent": "curl/8"})
     try:
         with _NO_PROXY.open(request, timeout=timeout_seconds) as answer:
             return str(answer.read().decode())

@@ -291,3 +291,16 @@ def wait_for_state(pid, state):
 def address(endpoint):
     host, port = endpoint.rsplit(":", 1)
     return host, int(port)
+
+
+def test_a_servers_identity_is_the_same_from_its_first_healthy_moment(tmp_path):
+    """It answers a little before it knows when it was started; a client must not take it for another one then."""
+    tables = {"t": TableConfig(width=2, shards=6)}
+    for _ in range(3):
+        with local_servers(tables, 1, tmp_path) as servers:
+            port = int(servers.endpoints[0].rsplit(":", 1)[1])
+            first = probe.identity("127.0.0.1", port)
+            deadline = time.monotonic() + 0.3
+            while time.monotonic() < deadline:
+                assert probe.identity("127.0.0.1", port) == first
+            assert first.split()[0] == str(servers.processes[0].pid)
