@@ -241,7 +241,7 @@ Tensors in_order(Tensors first, const Tensors& second, const Tensors& third) {
   return first;
 }
 
-// Inputs [B, X_i] into their columns of [B, X] and back.
+// Inputs [B, X_i] into their columns of [B, X].
 template <typename T>
 void join(const Tensors& inputs, std::int64_t batch, std::int64_t columns, T* to) {
   std::int64_t offset = 0;
