@@ -26,9 +26,8 @@ from data_pipeline.config import DataConfig
 from pserver.config import TableConfig
 from trainer.coordinator.config import ControlConfig
 from trainer.models.config import AnyModelConfig, DeepFMConfig
-from trainer.settings import TrainConfig
+from trainer.settings import TrainConfig, WarmStartConfig
 from trainer.telemetry.config import MetricsConfig
-from trainer.warm_start import WarmStartConfig
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 _STORES = ("s3", "gs", "hdfs")

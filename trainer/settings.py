@@ -1,4 +1,4 @@
-"""The job's `train` block. Importable without Paddle."""
+"""The job's `train` and `warm_start` blocks. Importable without Paddle."""
 
 from __future__ import annotations
 
@@ -90,3 +90,20 @@ class TrainConfig(BaseModel):
 
     max_bad_steps: int = Field(default=10, ge=0)
     """Steps with a loss or gradient that is not finite are skipped; more of them than this stop the job."""
+
+
+class WarmStartConfig(BaseModel):
+    """Begin with vectors, and perhaps the dense part, of another job. Once: a job that goes on does not begin again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    source: str = Field(min_length=1)
+    """An export, a checkpoint (its `step-<n>` folder), or a folder of checkpoints, of which the newest is taken. All
+    trainers must see it; `paddlewheel checkpoint fetch` makes a folder of what is in an object store."""
+
+    tables: dict[str, str] | None = None
+    """Which tables begin with which of the source: `{mine: theirs}`; others start fresh. None: those of equal name."""
+
+    dense: bool = False
+    """Also begin with the source's dense parameters; model, features and dense columns must then be the same. The
+    optimizer's moments and the learning-rate schedule start anew."""

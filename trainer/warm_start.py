@@ -11,29 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 if TYPE_CHECKING:
     from pserver.config import TableConfig
     from trainer.config import JobConfig, Problem
     from trainer.trained import TrainedModel
-
-
-class WarmStartConfig(BaseModel):
-    """Begin with vectors, and perhaps the dense part, of another job. Once: a job that goes on does not begin again."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    source: str = Field(min_length=1)
-    """An export, a checkpoint (its `step-<n>` folder), or a folder of checkpoints, of which the newest is taken. All
-    trainers must see it; `paddlewheel checkpoint fetch` makes a folder of what is in an object store."""
-
-    tables: dict[str, str] | None = None
-    """Which tables begin with which of the source: `{mine: theirs}`; others start fresh. None: those of equal name."""
-
-    dense: bool = False
-    """Also begin with the source's dense parameters; model, features and dense columns must then be the same. The
-    optimizer's moments and the learning-rate schedule start anew."""
 
 
 @dataclass(frozen=True)
