@@ -221,6 +221,11 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
             "train.evaluation.metric",
             f"{watch.metric} is an AUC within groups: give data.group, the column of the group",
         )
+    if watch.metric.startswith("weighted_") and job.data.sample_weight is None:
+        yield Problem(
+            "train.evaluation.metric",
+            f"{watch.metric} counts rows by their weight: give data.sample_weight, the column of the weight",
+        )
     yield from _check_days(job)
     for index, feature in enumerate(job.data.sparse):
         if feature.table not in job.tables:

@@ -18,7 +18,7 @@ from data_pipeline.batch import Batch
 from pserver.client import Client
 from trainer.dense_sync import DenseSync
 from trainer.exchange import Exchange
-from trainer.metrics import ClickMetrics, GroupedMetrics, GroupedSums, Rows
+from trainer.metrics import ClickMetrics, GroupedMetrics, GroupedSums, Rows, WeightedMetrics
 from trainer.program import DenseProgram
 
 # An evaluation changes nothing, so pulls may run ahead as far as memory allows.
@@ -32,11 +32,13 @@ class Scores:
 
     Args:
         labels: their names, in the order of the batch's columns.
+        weighted: the batches have sample weights: report the weighted metrics beside the others.
     """
 
-    def __init__(self, labels: Sequence[str]) -> None:
+    def __init__(self, labels: Sequence[str], *, weighted: bool = False) -> None:
         self.labels = tuple(labels)
         self._clicks = [ClickMetrics() for _ in self.labels]
+        self._weighted = [WeightedMetrics() for _ in self.labels if weighted]
         self._grouped = [GroupedMetrics() for _ in self.labels]
         self._has_groups = False
         self._slices: dict[str, _Slices] = {}
@@ -50,6 +52,9 @@ class Scores:
                 self._has_groups = True
                 known_B = batch.group_B != 0
                 grouped.update(batch.group_B[known_B], logit_B[known_B], label_B[known_B])
+        for column, weighted in enumerate(self._weighted):
+            assert batch.sample_weight_B is not None
+            weighted.update(logit_BY[:, column], batch.labels_BL[:, column], batch.sample_weight_B)
         for name, value_B in batch.report_by.items():
             self._slices.setdefault(name, _Slices()).update(value_B, logit_BY[:, 0], batch.labels_BL[:, 0])
 
@@ -62,10 +67,13 @@ class Scores:
         """
         has_groups = sum(sync.gather(int(self._has_groups))) > 0
         reports = []
-        for clicks, grouped in zip(self._clicks, self._grouped, strict=True):
-            for array in clicks.arrays():
-                sync.sum(array)
-            report = asdict(clicks.report())
+        for column, (clicks, grouped) in enumerate(zip(self._clicks, self._grouped, strict=True)):
+            report: dict[str, Any] = {}
+            counted: list[ClickMetrics | WeightedMetrics] = [clicks, *self._weighted[column : column + 1]]
+            for metrics in counted:
+                for array in metrics.arrays():
+                    sync.sum(array)
+                report |= asdict(metrics.report())
             if has_groups:
                 report |= asdict(merge_groups(grouped, sync).report())
             reports.append(report)
@@ -157,10 +165,11 @@ def evaluate(
     batches: Iterator[Batch],
     *,
     labels: Sequence[str] = ("click",),
+    weighted: bool = False,
     on_rows: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Metrics over the batches of all trainers (`Scores.merged`); every trainer gets the same."""
-    scores = Scores(labels)
+    scores = Scores(labels, weighted=weighted)
     with Exchange(client, batches, max_staleness_steps=PULL_AHEAD) as exchange:
         for batch, rows in exchange:
             scores.update(batch, program.predict(batch, rows))

@@ -133,7 +133,7 @@ class Incarnation:
         self._data_counters: Counter[str] = Counter()
         self._loader: Loader | None = None
         self._saved: dict[str, Any] = {}
-        self._saved_step = -1
+        self._saved_step = self._restored_step = -1
         link.event("phase", phase="loading")
         job = spec.job
         used = {name: job.tables[name] for name in job.data.tables}
@@ -231,6 +231,7 @@ class Incarnation:
             self._best_checkpoint = kept.best()
         cursor, progress = saved.cursor, self._loop.progress
         progress.step, progress.rows, progress.taken = cursor["step"], cursor["rows"], cursor["rows"]
+        self._restored_step = progress.step
         progress.epoch = cursor["position"]["epoch"]
         self._life.load_state(saved.manifest.get("lifecycle"), self._position)
         if self._spec.mode == "train":
@@ -344,7 +345,12 @@ class Incarnation:
     def _train(self) -> dict[str, Any] | None:
         job, progress = self._spec.job, self._loop.progress
         passes: list[dict[str, float]] = []
-        for epoch in range(progress.epoch, self._epochs.num_epochs):
+        # what came after a checkpoint was saved may be lost: the evaluation of its step, the mark of the best
+        owed = self._restored_step >= 0 and (
+            due(job.train.evaluation, progress.step) or self._best.step == progress.step
+        )
+        left = range(progress.epoch, self._epochs.num_epochs if not owed or self._judge() else progress.epoch)
+        for epoch in left:
             progress.epoch = epoch
             self._link.event("phase", phase="training")
             began = time.monotonic()
@@ -513,22 +519,23 @@ class Incarnation:
         return sample_negatives(batches, config, seed=self._spec.job.seed, epoch=epoch, on_left_out=count)
 
     def _judge(self) -> bool:
-        """Evaluate, and tell whether to go on."""
+        """Evaluate this step, if that has not been done, and tell whether to go on."""
         if self._eval_data is None:
             return True
         progress = self._loop.progress
-        report = self._evaluate(self._eval_data)
-        verdict = self._best.observe(progress.step, report)
-        at = {"step": progress.step, "epoch": progress.epoch, "trained_rows": progress.rows}
-        self._evaluations.append({**at, "loss": progress.last_loss, "best": verdict.best, **report})
-        self._link.event("evaluation", **self._evaluations[-1])
-        self._link.event("phase", phase="training")
-        self._stopped_early = verdict.stop
-        if verdict.best and self._spec.job.train.evaluation.keep_best:
-            if self._saved_step != progress.step:
+        if not self._evaluations or self._evaluations[-1]["step"] != progress.step:
+            report = self._evaluate(self._eval_data)
+            verdict = self._best.observe(progress.step, report)
+            at = {"step": progress.step, "epoch": progress.epoch, "trained_rows": progress.rows}
+            self._evaluations.append({**at, "loss": progress.last_loss, "best": verdict.best, **report})
+            self._link.event("evaluation", **self._evaluations[-1])
+            self._link.event("phase", phase="training")
+        if self._best.step == progress.step and self._spec.job.train.evaluation.keep_best:
+            if progress.step not in {self._saved_step, self._restored_step}:
                 self._checkpoint()
             self._mark_best()
-        return not verdict.stop
+        self._stopped_early = self._best.exhausted
+        return not self._stopped_early
 
     def _best_of_all(self, final: dict[str, Any]) -> dict[str, Any]:
         """The best evaluation, the final one (of the checkpoint just saved) included."""
@@ -539,11 +546,13 @@ class Incarnation:
 
     def _mark_best(self) -> None:
         """Keep the checkpoint of this step as the best; a checkpoint that failed leaves the one before."""
-        if self._saved_step == self._loop.progress.step:
-            self._best_checkpoint = self._saved.get("checkpoint")
-            if self._best_checkpoint is not None:  # on trainer 0
-                kept, address = open_address(self._best_checkpoint)
-                kept.mark_best(address)
+        step = self._loop.progress.step
+        if step not in {self._saved_step, self._restored_step}:
+            return
+        self._best_checkpoint = self._saved.get("checkpoint") if step == self._saved_step else self._spec.restore
+        if self._best_checkpoint is not None and self._spec.rank == 0:
+            kept, address = open_address(self._best_checkpoint)
+            kept.mark_best(address)
 
     def _leased(self, epoch: int, by_index: dict[int, Slice]) -> Iterator[Slice]:
         """Slices as the coordinator gives them; it is asked when the loader needs more."""
@@ -709,6 +718,12 @@ class Incarnation:
 
         with Loader(data, job.data, slices, seed=job.seed, epoch=0, training=False) as loader:
             report = evaluate(
-                self._program, self._client, self._sync, iter(loader), labels=job.data.labels, on_rows=on_rows
+                self._program,
+                self._client,
+                self._sync,
+                iter(loader),
+                labels=job.data.labels,
+                weighted=job.data.sample_weight is not None,
+                on_rows=on_rows,
             )
         return {**report, "seconds": time.monotonic() - started}

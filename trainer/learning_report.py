@@ -19,11 +19,14 @@ _SLICES_DRAWN = 15
 _ROWS_OF_A_BAND = 10
 _METRICS = {
     "auc": ("AUC", ".5f"),
+    "weighted_auc": ("AUC, rows by weight", ".5f"),
     "gauc": ("AUC within groups (by rows)", ".5f"),
     "gauc_by_clicks": ("AUC within groups (by positives)", ".5f"),
     "logloss": ("logloss", ".5f"),
+    "weighted_logloss": ("logloss, rows by weight", ".5f"),
     "normalised_entropy": ("normalised entropy", ".4f"),
     "calibration": ("calibration (predicted / observed)", ".4f"),
+    "weighted_calibration": ("calibration, rows by weight", ".4f"),
     "calibration_error": ("calibration error", ".5f"),
 }
 

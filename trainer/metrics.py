@@ -1,4 +1,4 @@
-"""Click metrics that stream and merge exactly: AUC with a proven error bound, logloss, calibration; and by group.
+"""Click metrics that stream and merge exactly: AUC with a proven error bound, logloss, calibration; weighted; by group.
 
 Legend: B batch rows, N buckets, K bands of the reliability diagram, R rows kept, G groups.
 """
@@ -67,7 +67,7 @@ class ClickMetrics:
     logit's order-preserving integer form, so its width is relative: 2**-(bits - 9) of the logit. Only pairs that share
     a bucket can be counted wrongly, each by at most one half, which gives `auc_error_bound`.
 
-    Every row counts once, whatever its sample weight.
+    Every row counts once, whatever its sample weight: `WeightedMetrics` is for those.
     """
 
     def __init__(self, bits: int = 20) -> None:
@@ -89,7 +89,7 @@ class ClickMetrics:
         logit_B = np.ascontiguousarray(logit_B, dtype=np.float32)
         positive_B = np.asarray(label_B) > 0.5
         size = len(self.positives_N)
-        bucket_B = (_ordered(logit_B) >> self._shift).astype(np.int64)
+        bucket_B = _bucket(logit_B, self._shift)
         self.positives_N += np.bincount(bucket_B[positive_B], minlength=size)
         self.negatives_N += np.bincount(bucket_B[~positive_B], minlength=size)
         loss_B, prediction_B = _loss_and_prediction(logit_B, positive_B)
@@ -117,14 +117,7 @@ class ClickMetrics:
         """
         positives, negatives = int(self.positives_N.sum()), int(self.negatives_N.sum())
         rows = positives + negatives
-        auc = bound = None
-        if positives and negatives:
-            # float64 holds these counts exactly up to 2**53 pairs a bucket; beyond that the rounding is relative 1e-16
-            below_N = np.cumsum(self.negatives_N) - self.negatives_N
-            ties = float(np.dot(self.positives_N.astype(np.float64), self.negatives_N.astype(np.float64)))
-            wins = float(np.dot(self.positives_N.astype(np.float64), below_N.astype(np.float64)))
-            pairs = float(positives) * float(negatives)
-            auc, bound = (wins + ties / 2) / pairs, ties / 2 / pairs
+        auc, bound = _auc(self.positives_N, self.negatives_N)
         logloss = float(self.sums[0]) / rows if rows else None
         bands = [
             Band(int(r), int(p), float(s) / int(r))
@@ -142,6 +135,64 @@ class ClickMetrics:
             calibration=float(self.band_predictions_K.sum()) / positives if positives else None,
             calibration_error=gap / rows if rows else None,
             bands=bands,
+        )
+
+
+@dataclass(frozen=True)
+class WeightedReport:
+    """What scored rows say when each counts as much as its sample weight. Undefined values are None.
+
+    Attributes:
+        weight: summed weight of the rows.
+        weighted_auc: weight of the pairs in which the positive scores higher (ties one half) over that of all pairs; a
+            pair weighs the product of its rows' weights. None when only one class has weight.
+        weighted_auc_error_bound: as `ClickReport.auc_error_bound`.
+        weighted_logloss: weighted mean of the negative log-likelihood in nats; None without weight.
+        weighted_calibration: weighted sum of predictions / weighted sum of labels; None without positives.
+    """
+
+    weight: float
+    weighted_auc: float | None
+    weighted_auc_error_bound: float | None
+    weighted_logloss: float | None
+    weighted_calibration: float | None
+
+
+class WeightedMetrics:
+    """`ClickMetrics` for rows with weights; any split of the rows merges to the same report but for rounding."""
+
+    def __init__(self, bits: int = 20) -> None:
+        self._shift = np.uint32(32 - bits)
+        self.positives_N, self.negatives_N = np.zeros(1 << bits), np.zeros(1 << bits)
+        self.sums = np.zeros(2)  # logloss, predictions
+
+    def arrays(self) -> tuple[NDArray[np.float64], ...]:
+        """Everything accumulated; adding these arrays, element by element, merges."""
+        return self.positives_N, self.negatives_N, self.sums
+
+    def update(self, logit_B: Floats, label_B: Floats, weight_B: Floats) -> None:
+        """Add rows: log-odds (must be finite), labels 0 or 1, weights (finite, not negative)."""
+        logit_B = np.ascontiguousarray(logit_B, dtype=np.float32)
+        positive_B, weight_B = np.asarray(label_B) > 0.5, np.asarray(weight_B, np.float64)
+        bucket_B = _bucket(logit_B, self._shift)
+        size = len(self.positives_N)
+        self.positives_N += np.bincount(bucket_B[positive_B], weight_B[positive_B], minlength=size)
+        self.negatives_N += np.bincount(bucket_B[~positive_B], weight_B[~positive_B], minlength=size)
+        loss_B, prediction_B = _loss_and_prediction(logit_B, positive_B)
+        self.sums += weight_B @ loss_B, weight_B @ prediction_B
+
+    def report(self) -> WeightedReport:
+        """The metrics of all rows added so far."""
+        auc, bound = _auc(self.positives_N, self.negatives_N)
+        positives = float(self.positives_N.sum())
+        weight = positives + float(self.negatives_N.sum())
+        loss, prediction = self.sums.tolist()
+        return WeightedReport(
+            weight=weight,
+            weighted_auc=auc,
+            weighted_auc_error_bound=bound,
+            weighted_logloss=loss / weight if weight else None,
+            weighted_calibration=prediction / positives if positives else None,
         )
 
 
@@ -305,6 +356,23 @@ def _normalised_entropy(logloss: float | None, rows: int, positives: int) -> flo
         return None
     rate = positives / rows
     return float(logloss / -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate)))
+
+
+def _auc(positives_N: NDArray[np.generic], negatives_N: NDArray[np.generic]) -> tuple[float | None, float | None]:
+    """AUC of a histogram of scores, and the bound of its error; None, None with one class only."""
+    # float64 holds counts exactly up to 2**53 pairs a bucket; beyond that the rounding is relative 1e-16
+    plus_N, minus_N = positives_N.astype(np.float64), negatives_N.astype(np.float64)
+    pairs = float(plus_N.sum()) * float(minus_N.sum())
+    if not pairs:
+        return None, None
+    ties = float(np.dot(plus_N, minus_N))
+    wins = float(np.dot(plus_N, np.cumsum(minus_N) - minus_N))
+    return (wins + ties / 2) / pairs, ties / 2 / pairs
+
+
+def _bucket(logit_B: NDArray[np.float32], shift: np.uint32) -> NDArray[np.int64]:
+    """The leading bits of each logit's order-preserving integer form."""
+    return (_ordered(logit_B) >> shift).astype(np.int64)
 
 
 def _ordered(value_B: NDArray[np.float32]) -> NDArray[np.uint32]:

@@ -46,6 +46,12 @@ os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
+def tied(command: Sequence[str], event_fd: int | None = None) -> list[str]:
+    """The command, to be killed by the kernel when the calling *thread's* process ends; the rest as in `start`."""
+    here = [str(os.getpid()), str(-1 if event_fd is None else event_fd)]
+    return [sys.executable, "-I", "-S", "-c", _GUARD, *here, *command]
+
+
 async def start(
     command: Sequence[str],
     *,
@@ -71,10 +77,8 @@ async def start(
     if event_fd is not None:
         variables["PADDLEWHEEL_EVENT_FD"] = str(EVENT_FD)
         inherited.append(event_fd)
-    guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), str(-1 if event_fd is None else event_fd)]
     return await asyncio.create_subprocess_exec(
-        *guard,
-        *command,
+        *tied(command, event_fd),
         stdin=PIPE if stdin else asyncio.subprocess.DEVNULL,
         stdout=PIPE if output is None else output,
         stderr=STDOUT,

@@ -10,8 +10,19 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
-Metric = Literal["auc", "gauc", "gauc_by_clicks", "logloss", "normalised_entropy", "calibration_error"]
-HIGHER_IS_BETTER = frozenset({"auc", "gauc", "gauc_by_clicks"})
+Metric = Literal[
+    "auc",
+    "weighted_auc",
+    "gauc",
+    "gauc_by_clicks",
+    "logloss",
+    "weighted_logloss",
+    "normalised_entropy",
+    "calibration_error",
+]
+HIGHER_IS_BETTER = frozenset({"auc", "weighted_auc", "gauc", "gauc_by_clicks"})
+NEEDS = {"gauc": "data.group", "weighted_": "data.sample_weight"}
+"""What the job must give for metrics whose name begins so."""
 
 
 class EvaluationConfig(BaseModel):
@@ -26,7 +37,7 @@ class EvaluationConfig(BaseModel):
     """Epochs between evaluations. None: not by epochs. The last epoch's end is always evaluated."""
 
     metric: Metric = "auc"
-    """What "better" means. `gauc` needs `data.group`."""
+    """What "better" means. `gauc` needs `data.group`, `weighted_` needs `data.sample_weight`."""
 
     keep_best: bool = False
     """Keep a checkpoint of the best evaluation beside the newest ones, and name it in the result."""
@@ -75,7 +86,7 @@ class BestSoFar:
         if self._config.metric not in report:
             raise ValueError(
                 f"train.evaluation.metric is {self._config.metric}, which this evaluation does not have"
-                + (": give data.group" if self._config.metric.startswith("gauc") else "")
+                + next((f": give {key}" for start, key in NEEDS.items() if self._config.metric.startswith(start)), "")
             )
         value = report[self._config.metric]
         best = value is not None and math.isfinite(value) and self._improves(float(value))
@@ -83,8 +94,13 @@ class BestSoFar:
             self.value, self.step, self.without_improvement = float(value), step, 0
         else:
             self.without_improvement += 1
+        return Verdict(best=best, stop=self.exhausted)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there were `stop_after` evaluations without improvement."""
         limit = self._config.stop_after
-        return Verdict(best=best, stop=limit is not None and self.without_improvement >= limit)
+        return limit is not None and self.without_improvement >= limit
 
     def _improves(self, value: float) -> bool:
         if self.value is None:

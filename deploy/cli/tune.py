@@ -8,7 +8,16 @@ from cyclopts import Parameter, validators
 
 from deploy.cli.arguments import JobFile, Json, Overrides, answer
 
-Metric = Literal["auc", "gauc", "gauc_by_clicks", "logloss", "normalised_entropy", "calibration_error"]
+Metric = Literal[
+    "auc",
+    "weighted_auc",
+    "gauc",
+    "gauc_by_clicks",
+    "logloss",
+    "weighted_logloss",
+    "normalised_entropy",
+    "calibration_error",
+]
 
 
 def tune(

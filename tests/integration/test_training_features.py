@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from data_pipeline import synthetic
@@ -41,14 +43,22 @@ def clicks(tmp_path_factory) -> Path:
     return folder
 
 
-def run(tmp_path: Path, clicks: Path, *, trainers: int = 2, model: dict | None = None, **train) -> list[list[dict]]:
+def run(
+    tmp_path: Path, clicks: Path, *, trainers: int = 2, model: dict | None = None, data: dict | None = None, **train
+) -> list[list[dict]]:
     """Events of every trainer of a small job."""
     job = JobConfig.parse(
         {
             "name": "features",
             "seed": 7,
             "run_dir": str(tmp_path / "run"),
-            "data": {**synthetic.data_section(clicks), "batch_rows": 256, "group": "segment", "threads": 0},
+            "data": {
+                **synthetic.data_section(clicks),
+                "batch_rows": 256,
+                "group": "segment",
+                "threads": 0,
+                **(data or {}),
+            },
             "tables": {"default": {"width": 4, "shards": 2, "optimizer": {"rule": "adagrad", "learning_rate": 0.1}}},
             "model": model or {"kind": "deepfm", "tower": [16]},
             "train": train,
@@ -112,3 +122,13 @@ def test_a_model_of_the_users_own_trains(tmp_path: Path, clicks: Path, monkeypat
         0
     ]
     assert result_of(events)["eval"]["auc"] > 0.65
+
+
+def test_sample_weights_are_in_the_evaluation(tmp_path: Path, clicks: Path) -> None:
+    hours = np.concatenate([pq.read_table(p, columns=["hour"])["hour"] for p in sorted((clicks / "eval").glob("*"))])
+    every = run(tmp_path, clicks, data={"sample_weight": "hour"}, evaluation={"metric": "weighted_logloss"})
+    evaluation = result_of(every[0])["eval"]
+    assert evaluation["weight"] == hours.sum()
+    assert 0.5 < evaluation["weighted_auc"] < 1
+    assert evaluation["weighted_auc"] != evaluation["auc"]
+    assert [result_of(events)["eval"]["weighted_logloss"] for events in every[1:]] == [evaluation["weighted_logloss"]]

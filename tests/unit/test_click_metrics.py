@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
-from trainer.metrics import BAND_EDGES, ClickMetrics, GroupedMetrics, GroupedSums
+from trainer.metrics import BAND_EDGES, ClickMetrics, GroupedMetrics, GroupedSums, WeightedMetrics
 
 
 def _report(logit: np.ndarray, label: np.ndarray, *, parts: int = 1, bits: int = 20):
@@ -101,6 +101,52 @@ def _clicks(rows: int, seed: int = 4) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     logit = (2 * rng.standard_normal(rows) - 1).astype(np.float32)
     return logit, (rng.random(rows) < 1 / (1 + np.exp(-0.7 * logit))).astype(np.float32)
+
+
+def _weighted(logit: np.ndarray, label: np.ndarray, weight: np.ndarray):
+    metrics = WeightedMetrics()
+    for part in np.array_split(np.arange(len(logit)), 5):
+        metrics.update(logit[part], label[part], weight[part])
+    return metrics.report()
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**31), zeros=st.floats(0, 0.9), scale=st.sampled_from([1e-6, 1.0, 1e4]))
+def test_weighted_metrics_agree_with_scikit_learn(seed: int, zeros: float, scale: float) -> None:
+    logit, label = _clicks(2_000, seed)
+    logit = np.round(logit * 16) / np.float32(16)  # in one bucket only where equal, so the AUC is exact
+    rng = np.random.default_rng(seed)
+    weight = (scale * rng.exponential(size=2_000) * (rng.random(2_000) >= zeros)).astype(np.float32)
+    report = _weighted(logit, label, weight)
+    probability = 1 / (1 + np.exp(-logit.astype(np.float64)))
+    expected = roc_auc_score(label, logit, sample_weight=weight)
+    assert report.weighted_auc == pytest.approx(expected, rel=1e-9)
+    assert 0 < report.weighted_auc_error_bound < 0.05
+    assert report.weighted_logloss == pytest.approx(log_loss(label, probability, sample_weight=weight), rel=1e-6)
+    wide = weight.astype(np.float64)
+    assert report.weighted_calibration == pytest.approx(wide @ probability / (wide @ label), rel=1e-9)
+    assert report.weight == pytest.approx(wide.sum(), rel=1e-12)
+
+
+def test_equal_weights_change_nothing_and_weights_are_not_ignored() -> None:
+    logit, label = _clicks(3_000)
+    plain, flat = _report(logit, label), _weighted(logit, label, np.full(3_000, 0.25, np.float32))
+    pairs = [(plain.auc, flat.weighted_auc), (plain.logloss, flat.weighted_logloss)]
+    for expected, found in [*pairs, (plain.calibration, flat.weighted_calibration)]:
+        assert found == pytest.approx(expected, rel=1e-12)
+    whole = np.random.default_rng(1).integers(0, 3, 3_000)  # a weight of 2 is the row twice, 0 is no row
+    repeated, heavy = _report(logit.repeat(whole), label.repeat(whole)), _weighted(logit, label, whole)
+    assert heavy.weighted_auc == pytest.approx(repeated.auc, rel=1e-12)
+    assert heavy.weighted_logloss == pytest.approx(repeated.logloss, rel=1e-12)
+    assert abs(heavy.weighted_auc - plain.auc) > 1e-4
+
+
+@pytest.mark.parametrize(("positive", "negative"), [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
+def test_without_weight_on_a_class_weighted_auc_is_undefined(positive: float, negative: float) -> None:
+    report = _weighted(np.array([1.0, -1.0], np.float32), np.array([1, 0]), np.array([positive, negative]))
+    assert (report.weighted_auc, report.weighted_auc_error_bound) == (None, None)
+    assert (report.weighted_logloss is None) == (positive + negative == 0)
+    assert (report.weighted_calibration is None) == (positive == 0)
 
 
 def test_normalised_entropy_compares_with_the_constant_rate() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -90,6 +91,28 @@ def test_all_trainers_get_the_metrics_of_all_rows(rows, splits: list[int]) -> No
         assert report["rows"] == 900
         assert report["groups"] > 0
     assert reports[0]["labels"]["buy"]["auc"] != reports[0]["auc"]
+
+
+@pytest.mark.parametrize("splits", [[900], [300, 0, 600]])
+def test_sample_weights_count_where_there_are_any(rows, splits: list[int]) -> None:
+    logit, label, _ = rows
+    weight = np.random.default_rng(1).exponential(size=900).astype(np.float32)
+    ends = np.cumsum(splits)
+
+    def one_trainer(sync: Member) -> dict:
+        scores = Scores(["click", "buy"], weighted=True)
+        part = slice(ends[sync.rank] - splits[sync.rank], ends[sync.rank])
+        scores.update(replace(batch_of(label[part], None), sample_weight_B=weight[part]), logit[part])
+        return scores.merged(sync)
+
+    for report in on_all(len(splits), one_trainer):
+        assert report["rows"] == 900
+        assert report["weight"] == pytest.approx(weight.sum(), rel=1e-6)
+        for column, name in enumerate(("click", "buy")):
+            told = report["labels"][name]
+            expected = roc_auc_score(label[:, column], logit[:, column], sample_weight=weight)
+            assert abs(told["weighted_auc"] - expected) <= told["weighted_auc_error_bound"] < 1e-3
+            assert abs(told["weighted_auc"] - told["auc"]) > 1e-4
 
 
 def test_groups_meet_in_several_parts(rows) -> None:

@@ -124,6 +124,7 @@ def test_later_overrides_win(write) -> None:
         ("train.evaluation={every_steps: 5}", ["train.evaluation", "give data.eval"]),
         ("train.evaluation={stop_after: 2}", ["train.evaluation", "need every_steps or every_epochs"]),
         ("train.evaluation={metric: gauc}", ["train.evaluation.metric", "give data.group"]),
+        ("train.evaluation={metric: weighted_auc}", ["train.evaluation.metric", "give data.sample_weight"]),
         ("train.dense.schedule={decay: exponential}", ["train.dense.schedule", "give final_factor"]),
         ("train.negative_sampling={keep: 0}", ["train.negative_sampling.keep", "got 0", "Share of the rows"]),
         ("model={kind: lr, tower: [1]}", ["model.tower: unknown key", "Allowed in model: kind"]),

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from trainer import tuning
-from trainer.metrics import ClickReport, GroupedReport
+from trainer.metrics import ClickReport, GroupedReport, WeightedReport
 
 TRAINER = Path(__file__).parents[2] / "trainer"
 
@@ -16,7 +16,7 @@ def test_every_metric_is_documented() -> None:
     text = (TRAINER / "LEARNING.md").read_text(encoding="utf-8")
     table = "\n".join(line for line in text.splitlines() if line.startswith("| `"))
     documented = set(re.findall(r"`([a-z_]+)`", "\n".join(line.rsplit("|", 2)[0] for line in table.splitlines())))
-    reported = {f.name for report in (ClickReport, GroupedReport) for f in fields(report)}
+    reported = {f.name for report in (ClickReport, GroupedReport, WeightedReport) for f in fields(report)}
     assert reported - {"rows", "positives"} <= documented
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from scipy import stats
 
@@ -114,3 +117,16 @@ def test_the_plot_is_drawn(tmp_path: Path) -> None:
     runs = [Run(v, s, 0.7 + s / 100, 0.4, 1, 1.0) for v in ("single", "1x1", "2x2@8") for s in range(3)]
     lab.plot(runs, tmp_path / "p.png")
     assert (tmp_path / "p.png").stat().st_size > 5000
+
+
+def test_what_the_lab_starts_does_not_outlive_it() -> None:
+    """Even kill -9 of the command leaves no run behind."""
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    start = f"subprocess.run(tied([sys.executable, '-c', {child!r}]))"
+    lab_process = f"import subprocess, sys; from trainer.process import tied; {start}"
+    with subprocess.Popen([sys.executable, "-c", lab_process], stdout=subprocess.PIPE, text=True) as parent:
+        run = psutil.Process(int(parent.stdout.readline()))
+        assert run.is_running()
+        parent.kill()
+        run.wait(timeout=30)
+    assert not psutil.pid_exists(run.pid) or psutil.Process(run.pid) != run

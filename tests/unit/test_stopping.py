@@ -54,6 +54,8 @@ def test_nothing_stops_without_being_asked() -> None:
 def test_a_metric_that_is_not_there_is_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"metric is gauc.*give data.group"):
         BestSoFar(EvaluationConfig(every_steps=1, metric="gauc")).observe(1, {"auc": 0.5})
+    with pytest.raises(ValueError, match=r"metric is weighted_logloss.*give data.sample_weight"):
+        BestSoFar(EvaluationConfig(every_steps=1, metric="weighted_logloss")).observe(1, {"logloss": 0.5})
 
 
 def test_state_continues_where_it_was() -> None:

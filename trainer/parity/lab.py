@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import JobConfig
+from trainer.process import tied
 
 DEFAULT_VARIANTS = ("single", "1x1@0", "1x1@1", "2x2@0", "2x2@1", "2x2@4", "2x2@8")
 _FORM = re.compile(r"(\d+)x(\d+)(?:@(\d+))?")
@@ -184,7 +185,7 @@ def execute(variant: Variant, job: JobConfig, out: Path) -> dict[str, Any]:
         command = [sys.executable, "-m", "trainer.parity.single", str(file)]
     else:
         command = [sys.executable, "-m", "deploy.cli", "train", str(file), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_SECONDS, check=False)
+    done = subprocess.run(tied(command), capture_output=True, text=True, timeout=_RUN_SECONDS, check=False)
     shutil.rmtree(job.run_dir, ignore_errors=True)  # its checkpoint is large
     if done.returncode:
         raise ParityError(f"{variant.name}, seed {job.seed}: exit code {done.returncode}\n{done.stderr[-3000:]}")

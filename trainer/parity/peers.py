@@ -22,6 +22,7 @@ from data_pipeline.loader import Loader
 from trainer.config import JobConfig
 from trainer.models import KINDS as KIND_CONFIGS
 from trainer.parity.lab import ParityError, Variant, execute
+from trainer.process import tied
 
 _SCRIPT = Path(__file__).with_name("torch_models.py")
 _SECONDS = 3600
@@ -206,6 +207,7 @@ def _theirs(
         "tower": model.get("tower", []),
         "dropout": model.get("dropout", 0.0),
         "cross_layers": model.get("cross_layers", 0),
+        "attention": model.get("attention", []),
         "initial_range": 0.01,
         "batch_rows": job.data.batch_rows,
         "epochs": job.train.epochs,
@@ -216,9 +218,8 @@ def _theirs(
     }
     file = out / "peer.json"
     file.write_text(json.dumps(spec), encoding="utf-8")
-    done = subprocess.run(
-        [str(torch_python), str(_SCRIPT), str(file)], capture_output=True, text=True, timeout=_SECONDS, check=False
-    )
+    command = tied([str(torch_python), str(_SCRIPT), str(file)])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     if done.returncode:
         raise ParityError(f"the PyTorch {kind}, seed {seed}: exit code {done.returncode}\n{done.stderr[-3000:]}")
     epochs: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])["epochs"]

@@ -88,7 +88,8 @@ def _evaluate(job: JobConfig, program: DenseProgram, client: Client, sync: Dense
     data = Dataset.open(job.data.eval, job.data)
     slices = assign(plan_epoch(data, job.seed, 0), 1, 0)
     with Loader(data, job.data, slices, seed=job.seed, epoch=0, training=False) as loader:
-        return evaluate(program, client, sync, iter(loader), labels=job.data.labels)
+        weighted = job.data.sample_weight is not None
+        return evaluate(program, client, sync, iter(loader), labels=job.data.labels, weighted=weighted)
 
 
 def main() -> None:

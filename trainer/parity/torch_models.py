@@ -41,8 +41,10 @@ class Peer(nn.Module):  # type: ignore[misc]
             self.output = nn.Linear(spec["tower"][-1] + (flat if self.kind == "dcn" else 0), 1)
         if self.kind == "dcn":
             self.cross = nn.ModuleList([nn.Linear(flat, flat) for _ in range(spec["cross_layers"])])
+        units = spec["attention"]
+        last = [4 * width, *units][-1]
         self.attention = nn.ModuleList(
-            [nn.Sequential(_tower(4 * width, [80, 40], 0.0), nn.Linear(40, 1)) for _ in self.sequences]
+            [nn.Sequential(_tower(4 * width, units, 0.0), nn.Linear(last, 1)) for _ in self.sequences]
         )
 
     def forward(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
