@@ -19,6 +19,7 @@ from typing import Literal
 import psutil
 
 from trainer import native
+from trainer.gpu import native as gpu_native
 
 _DISTRIBUTIONS = (
     "paddlewheel",
@@ -254,15 +255,36 @@ def _gpu() -> Iterator[Finding]:
             "warn", "GPU", (done.stdout + done.stderr).strip(), "look at the driver; the CPU is used meanwhile"
         )
         return
-    has_wheel = "paddlepaddle-gpu" in versions()
-    for line in done.stdout.strip().splitlines():
-        name, capability, driver = (part.strip() for part in line.split(","))
+    lines = [[part.strip() for part in line.split(",")] for line in done.stdout.strip().splitlines()]
+    usable = 0
+    for name, capability, driver in lines:
         found = f"{name}, compute capability {capability}, driver {driver}"
-        major = int(capability.partition(".")[0])
-        if not has_wheel:
-            yield Finding("ok", "GPU", f"{found}; not used, because the CPU build of Paddle is installed")
-        elif major < 6 or major > 8:
-            remedy = "use one of compute capability 6.1 to 8.6: on others the wheel's kernels silently do nothing"
-            yield Finding("fail", "GPU", found, remedy)
+        if float(capability) * 10 < gpu_native.OLDEST_CAPABILITY:
+            yield Finding("warn", "GPU", found, "not used: the kernels need compute capability 7.0 (V100) or later")
         else:
+            usable += 1
             yield Finding("ok", "GPU", found)
+    if usable:
+        yield from _gpu_software(usable)
+
+
+def _gpu_software(num_gpus: int) -> Iterator[Finding]:
+    """What `train.device: gpu` needs beside the driver. Jobs on the CPU need none of it."""
+    library, cublas, nccl = gpu_native.library_path(), gpu_native.cublas_library(), gpu_native.nccl_library()
+    if library.exists():
+        yield Finding("ok", "GPU kernels", str(library))
+    elif gpu_native.nvcc() is None:
+        remedy = "install the CUDA toolkit (12 or 13; or set CUDA_HOME), then run `paddlewheel gpu build`"
+        yield Finding("warn", "GPU kernels", "not built, and there is no nvcc to build them with", remedy)
+    else:
+        yield Finding("warn", "GPU kernels", "not built for this version", "run `paddlewheel gpu build`")
+    if cublas is None:
+        remedy = "install it with the CUDA toolkit, or pip install nvidia-cublas-cu12"
+        yield Finding("warn", "cuBLAS", "libcublasLt was not found", remedy)
+    else:
+        yield Finding("ok", "cuBLAS", str(cublas))
+    if nccl is not None:
+        yield Finding("ok", "NCCL", nccl)
+    elif num_gpus > 1:
+        remedy = "several trainers on GPUs need it: pip install nvidia-nccl-cu12, or install libnccl2"
+        yield Finding("warn", "NCCL", "libnccl.so.2 was not found", remedy)

@@ -15,6 +15,7 @@ from pserver import requirements
 from trainer import warm_start
 from trainer.checkpoints import open_checkpoints
 from trainer.config import ConfigError, JobConfig, Problem
+from trainer.gpu import native
 from trainer.object_store import ObjectStore
 from trainer.process import reserve_port
 
@@ -36,18 +37,26 @@ class Preflight:
     skipped_files: tuple[str, ...]
 
 
-def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train") -> Preflight:
+def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train", *, here: bool = True) -> Preflight:
     """Looks at the environment, every file's footer, the first rows of the data, and the ports and store of the job.
+
+    Args:
+        job: what is to run.
+        mode: train or evaluate.
+        here: whether trainers run on this machine.
 
     Raises:
         ConfigError: the job lacks what the mode needs.
         pserver.errors.RequirementError: wrong Paddle or protobuf.
+        trainer.gpu.native.GpuError: the job wants a GPU, and this machine has none or no kernels for it.
         data_pipeline.errors.DataError: a path, file, column or value that the job cannot use.
         trainer.checkpoint.CheckpointError: the job would begin with another model, which is not there.
         trainer.process.PortTakenError: a port that the job names is in use.
         trainer.checkpoint.CheckpointError: checkpoints cannot be written to the object store that the job names.
     """
     paddle = requirements.check(import_core=False)
+    if job.train.device == "gpu" and here:
+        _check_gpu()
     needed: Literal["train", "eval"] = "train" if mode == "train" else "eval"
     if not getattr(job.data, needed):
         raise ConfigError(
@@ -115,6 +124,24 @@ def _check_lifecycles(job: JobConfig) -> None:
                 for name in idle
             ],
         )
+
+
+def _check_gpu() -> None:
+    """What can be told without CUDA: a driver with a GPU, and kernels that were built. The trainers check the rest."""
+    found = native.gpus()
+    if not found:
+        raise native.GpuError(
+            "train.device: gpu, but nvidia-smi shows no GPU on this machine: install NVIDIA's driver, give the "
+            "container its GPUs (--gpus all), or set train.device to cpu"
+        )
+    oldest = min(gpu.capability for gpu in found)
+    if oldest < native.OLDEST_CAPABILITY:
+        raise native.GpuError(
+            f"train.device: gpu needs compute capability 7.0 (V100) or later, and this machine has {oldest / 10}: hide "
+            "that GPU with CUDA_VISIBLE_DEVICES, or set train.device to cpu"
+        )
+    if not native.library_path().exists():
+        raise native.GpuError("train.device: gpu needs kernels built for this machine: run `paddlewheel gpu build`")
 
 
 def _read_first_rows(dataset: Dataset, config: DataConfig) -> None:

@@ -227,6 +227,14 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
             f"{watch.metric} counts rows by their weight: give data.sample_weight, the column of the weight",
         )
     yield from _check_days(job)
+    if job.train.device == "cpu" and job.train.precision in {"tfloat32", "float16"}:
+        yield Problem(
+            "train.precision",
+            f"{job.train.precision} is for GPUs, and train.device is cpu: take float32, bfloat16 or auto, or "
+            "train.device: gpu",
+        )
+    if job.train.device == "gpu" and job.train.operators == "native":
+        yield Problem("train.operators", "native are operators for CPUs, and train.device is gpu: leave the key out")
     for index, feature in enumerate(job.data.sparse):
         if feature.table not in job.tables:
             yield Problem(

@@ -26,7 +26,7 @@ from pserver import chain
 from pserver.checkpoint import open_table
 from pserver.client import Client
 from pserver.config import Tables
-from trainer import checkpoint, native, warm_start
+from trainer import checkpoint, warm_start
 from trainer.checkpoints import is_remote, open_address, open_checkpoints
 from trainer.config import JobConfig
 from trainer.curve import LossCurve
@@ -40,8 +40,9 @@ from trainer.lifecycle import Lifecycle
 from trainer.link import AgentLink
 from trainer.loop import Progress, Signals, TrainLoop
 from trainer.object_store import ObjectStore, RemoteCheckpoint
-from trainer.program import DenseProgram, ListFeature, TableLayout
-from trainer.sampling import logit_shift, sample_negatives
+from trainer.placement import dense_program
+from trainer.program import ListFeature, TableLayout
+from trainer.sampling import sample_negatives
 from trainer.schedule import rate_factor
 from trainer.staging import RemoteDraft, StagingPlan, load_remote, tables_of
 from trainer.stopping import BestSoFar, due, due_after_epoch
@@ -152,19 +153,11 @@ class Incarnation:
                 pull_timeout_seconds=job.control.pull_timeout_seconds,
             )
         )
-        chosen = native.choose(job.train.operators, job.train.precision)
-        if chosen.warning:
-            link.event("log", level="warning", message=chosen.warning)
-        self._program = DenseProgram(
+        self._program = dense_program(
+            job,
             layouts(job.data, used),
-            num_dense=len(job.data.dense_columns),
-            num_labels=len(job.data.labels),
-            model=job.model,
-            optimizer=job.train.dense,
-            seed=job.seed,
-            rank=spec.rank,
-            logit_shift=logit_shift(job.train.negative_sampling),
-            operators=chosen.precision,
+            spec.rank,
+            warn=lambda message: link.event("log", level="warning", message=message),
         )
         self._loop = TrainLoop(
             self._program,

@@ -3,7 +3,7 @@
 All trainers run the same steps: one AllReduce a step carries the dense gradients, the row weight and the control flags.
 So every decision (skip, stop, checkpoint, end of epoch) is taken by all at the same step without another message.
 
-Legend: N floats of the dense gradient, T trainers.
+Legend: T trainers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_pipeline.batch import Span
 from trainer.dense_sync import DenseSync
@@ -146,7 +145,7 @@ class TrainLoop:
         self._program, self._sync, self._signals, self._on_step = program, sync, signals, on_step
         self._max_bad_steps, self._every_steps = max_bad_steps, checkpoint_every_steps
         self._rate_factor = rate_factor
-        self._buffer_N = np.zeros(program.num_floats + len(Slot), np.float32)
+        self._buffer = program.buffer(len(Slot))
         self.progress = Progress()
         self.running = ClickMetrics(bits=14)
         self.phases = Phases()
@@ -209,13 +208,12 @@ class TrainLoop:
                 return False
 
     def _step(self, exchange: Exchange) -> StepOutcome:
-        program, progress, phases, buffer_N = self._program, self.progress, self.phases, self._buffer_N
-        count = program.num_floats
+        program, progress, phases, buffer = self._program, self.progress, self.phases, self._buffer
         phases.start()
         item = next(exchange, None)
         phases.end("wait")
-        tail = buffer_N[count:]
-        buffer_N[:] = 0.0
+        buffer.clear()
+        tail = buffer.tail
         gradients = None
         if item is not None:
             tail[Slot.TAKEN] = sum(span.num_rows for span in item[0].spans)
@@ -225,9 +223,8 @@ class TrainLoop:
             phases.end("compute")
             tail[Slot.ROWS] = batch.num_rows
             progress.own_rows += batch.num_rows
-            if _all_finite(gradients.flat_N, *gradients.tables.values()):
-                buffer_N[:count] = gradients.flat_N[:count]
-                tail[Slot.LOSS], tail[Slot.WEIGHT] = gradients.flat_N[count:]
+            if gradients.finite:
+                buffer.take(gradients)
                 self.running.update(gradients.logit_BY[:, 0], batch.labels_BL[:, 0])
             else:
                 tail[Slot.BAD] = 1.0
@@ -236,7 +233,7 @@ class TrainLoop:
         tail[Slot.CHECKPOINT] = wishes.checkpoint or (tail[Slot.STOP] > 0 and wishes.save_before_stop)
         if tail[Slot.CHECKPOINT]:
             wishes.checkpoint = False
-        self._sync.sum(buffer_N)
+        buffer.sum(self._sync)
         phases.end("allreduce")
         agreed = {slot: float(tail[slot]) for slot in Slot}
         epoch_over = agreed[Slot.TAKEN] == 0
@@ -248,7 +245,7 @@ class TrainLoop:
         bad = agreed[Slot.BAD] > 0 or not np.isfinite(agreed[Slot.LOSS])
         if agreed[Slot.ROWS] > 0 and not bad and agreed[Slot.WEIGHT] > 0:
             factor = self._rate_factor(progress.step - 1)
-            program.apply(buffer_N[:count], agreed[Slot.WEIGHT], rate_factor=factor)
+            buffer.apply(agreed[Slot.WEIGHT], rate_factor=factor)
             progress.loss_sum += agreed[Slot.LOSS]
             progress.weight_sum += agreed[Slot.WEIGHT]
             progress.last_loss = agreed[Slot.LOSS] / agreed[Slot.WEIGHT]
@@ -274,8 +271,3 @@ class TrainLoop:
                 f"finite; train.max_bad_steps allows {self._max_bad_steps}. Look at the data with `paddlewheel data "
                 "check`, lower the learning rates, or raise the limit."
             )
-
-
-def _all_finite(*arrays: NDArray[np.float32]) -> bool:
-    """Whether all values are finite, and small enough for optimizers to square and add up in float32."""
-    return all(bool(np.isfinite(np.vdot(a, a))) for a in arrays)

@@ -22,6 +22,7 @@ import paddle
 from numpy.typing import NDArray
 
 from trainer import native
+from trainer.dense_sync import DenseSync
 from trainer.models import ModelConfig, build
 from trainer.models.base import FeatureSpec, ModelInputs, SequenceInput, Variable
 from trainer.settings import DenseOptimizerConfig
@@ -86,6 +87,45 @@ class Gradients:
     flat_N: Floats
     tables: Mapping[str, Floats]
     logit_BY: Floats
+
+    @property
+    def finite(self) -> bool:
+        """Whether all values are finite, and small enough for optimizers to square and add up in float32."""
+        return all(bool(np.isfinite(np.vdot(a, a))) for a in (self.flat_N, *self.tables.values()))
+
+
+class StepBuffer:
+    """What the trainers sum in a step: the flat gradient, and behind it the loss, the weight and the loop's flags.
+
+    Args:
+        program: whose gradients they are.
+        num_more: floats behind the gradient.
+    """
+
+    def __init__(self, program: DenseProgram, num_more: int) -> None:
+        self._program = program
+        self._all_N = np.zeros(program.num_floats + num_more, np.float32)
+        self.tail = self._all_N[program.num_floats :]
+
+    def clear(self) -> None:
+        """Begin a step: everything is 0."""
+        self._all_N[:] = 0.0
+
+    def take(self, gradients: Gradients) -> None:
+        """This trainer's part, with its loss and weight in the first two floats of `tail`."""
+        self._all_N[: len(gradients.flat_N)] = gradients.flat_N
+
+    def sum(self, sync: DenseSync) -> None:
+        """Over all trainers; `tail` holds sums then.
+
+        Raises:
+            PeerLostError: a trainer is gone.
+        """
+        sync.sum(self._all_N)
+
+    def apply(self, total_weight: float, *, rate_factor: float = 1.0) -> None:
+        """One step of the optimizer with what was summed; see `DenseProgram.apply`."""
+        self._program.apply(self._all_N[: self._program.num_floats], total_weight, rate_factor=rate_factor)
 
 
 def feature_spec(layouts: Sequence[TableLayout], num_dense: int, num_labels: int) -> FeatureSpec:
@@ -301,18 +341,24 @@ class DenseProgram:
                 self._variables[f"adam/{kind}/{name}"] = by_param[param.name].name
         return startup
 
+    def buffer(self, num_more: int) -> StepBuffer:
+        """Where the trainers' gradients are summed."""
+        return StepBuffer(self, num_more)
+
     def feed(self, batch: Any, rows: Mapping[str, Floats]) -> dict[str, NDArray[Any]]:
         """The arrays of a batch by the programs' input names. `rows` holds each table's pulled values [U, W]."""
         return batch_feed(self._layouts, batch, rows)
 
+    def feed_with_labels(self, batch: Any, rows: Mapping[str, Floats]) -> dict[str, NDArray[Any]]:
+        """`feed`, with what the loss reads."""
+        weight_B = batch.sample_weight_B
+        ones = weight_B is None
+        weight_B1 = np.ones((batch.num_rows, 1), np.float32) if ones else weight_B.reshape(-1, 1).astype(np.float32)
+        return {**self.feed(batch, rows), "label": batch.labels_BL, "row_weight": weight_B1}
+
     def gradients(self, batch: Any, rows: Mapping[str, Floats]) -> Gradients:
         """Forward and backward over one batch; changes nothing."""
-        feed = self.feed(batch, rows)
-        feed["label"] = batch.labels_BL
-        weight_B = batch.sample_weight_B
-        feed["row_weight"] = (
-            np.ones((batch.num_rows, 1), np.float32) if weight_B is None else weight_B.reshape(-1, 1).astype(np.float32)
-        )
+        feed = self.feed_with_labels(batch, rows)
         flat, logit, *tables = self._run(self._main, feed, [self._flat, self._logit, *self._table_grads])
         by_table = {
             layout.name: grads[: len(rows[layout.name])] for layout, grads in zip(self._layouts, tables, strict=True)

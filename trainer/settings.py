@@ -80,13 +80,19 @@ class TrainConfig(BaseModel):
     max_staleness_steps: int = Field(default=1, ge=0)
     """How many steps pulled embeddings may lag behind the newest push. 0: every step waits for the push before it."""
 
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Where the dense part is computed. `gpu`: one NVIDIA GPU a trainer, after `paddlewheel gpu build` on its
+    machine; pulls
+    and pushes stay on the CPU."""
+
     operators: Literal["auto", "native", "paddle"] = "auto"
     """Who computes the dense part on a CPU. `native`: our compiled operators, refused where they cannot be had;
     `paddle`: Paddle's alone; `auto`: ours where they can be had."""
 
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Factors of the dense part's matrix products; parameters, sums and the optimizer are float32 in any case.
-    `bfloat16` needs the native operators; `auto`: bfloat16 where the processor has it (AVX512-BF16, AMX)."""
+    precision: Literal["auto", "float32", "tfloat32", "bfloat16", "float16"] = "auto"
+    """Factors of the dense part's matrix products; parameters, sums and the optimizer are float32 in any case. CPU:
+    `bfloat16` needs the native operators; `auto`: bfloat16 where the processor has it (AVX512-BF16, AMX). GPU: `auto`:
+    bfloat16 from compute capability 8.0 on, float16 (with a scaled loss) below; `tfloat32` as bfloat16."""
 
     max_bad_steps: int = Field(default=10, ge=0)
     """Steps with a loss or gradient that is not finite are skipped; more of them than this stop the job."""

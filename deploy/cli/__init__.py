@@ -41,6 +41,7 @@ _COMMANDS = {
     "status": ("deploy.cli.status:status", "Show what a running job is doing."),
     "deploy": ("deploy.cli.deploy:app", "Write what a cluster needs to run a job."),
     "role": ("deploy.cli.role:app", "Run one role of a job: what a container or another machine starts."),
+    "gpu": ("deploy.cli.gpu:app", "Build and check the kernels for NVIDIA GPUs."),
     "bench": ("deploy.cli.bench:app", "Measure speed on this machine, next to peers and ceilings."),
     "doctor": ("deploy.cli.doctor:doctor", "Say what this environment has and lacks, with a remedy for each."),
     "version": ("deploy.cli.doctor:version", "Print the versions that matter in a bug report."),

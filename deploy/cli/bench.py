@@ -108,6 +108,10 @@ def _finish(measuring: "Coroutine[Any, Any, Report]", out: Path | None, *, json:
         report = asyncio.run(_ended_by_sigterm(measuring))
     except asyncio.CancelledError:
         return 128 + signal.SIGTERM
+    return _written(report, out, json=json)
+
+
+def _written(report: "Report", out: Path | None, *, json: bool) -> int:
     if out is not None:
         for path in report.write(out):
             _say(f"wrote {path}")
@@ -132,6 +136,7 @@ def train(
     servers: Count = 1,
     trainers: Count = 1,
     only: Annotated[tuple[System, ...], Parameter(consume_multiple=True, negative=())] = _SYSTEMS,
+    device: Literal["cpu", "gpu"] = "cpu",
     ceilings: bool = True,
     torch_python: Path | None = None,
     threads: Threads = None,
@@ -159,6 +164,8 @@ def train(
         Trainers of ours; the peers have one.
     only
         Systems to run.
+    device
+        Where ours computes its dense part.
     ceilings
         Also measure what reading, the exchange with the servers and the dense part would each allow alone.
     torch_python
@@ -166,6 +173,8 @@ def train(
     """
     from trainer.benchmark import runs
 
+    if device == "gpu":
+        overrides = (*overrides, "train.device=gpu")
     options = _options(rows, seed, repeat, passes, threads, work, overrides, env)
     measuring = runs.train(
         options,
@@ -326,6 +335,20 @@ def dense(
     threads: Many = (1, 2),
     repeat: Repeat = 3,
     passes: Passes = 3,
+    device: Literal["cpu", "gpu"] = "cpu",
+    models: Annotated[tuple[Literal["deepfm", "dlrm", "dcn"], ...], Parameter(consume_multiple=True, negative=())] = (
+        "deepfm",
+        "dlrm",
+        "dcn",
+    ),
+    precisions: Annotated[
+        tuple[Literal["bfloat16", "tfloat32", "float32", "float16"], ...],
+        Parameter(consume_multiple=True, negative=()),
+    ] = ("bfloat16", "tfloat32"),
+    torch_python: Path | None = None,
+    modes: Annotated[
+        tuple[Literal["eager", "compile", "graph"], ...], Parameter(consume_multiple=True, negative=())
+    ] = ("eager", "compile"),
     seed: Seed = 1,
     work: Work = None,
     out: Out = None,
@@ -343,10 +366,28 @@ def dense(
         Rows a step.
     threads
         Compute threads.
+    device
+        `gpu`: on this machine's first GPU, of the three `--models`; `--rows`, `--passes`, `--repeat` and `--threads` do
+        not count.
+    models, precisions
+        On a GPU: the towers, and what their matrix products compute in.
+    torch_python, modes
+        On a GPU: a Python with PyTorch for CUDA, and how it runs the same towers (DeepFM, DLRM).
     """
     from trainer.benchmark import runs
 
     options = _options(rows, seed, repeat, passes, None, work, overrides, env)
+    if device == "gpu":
+        report = runs.gpu_towers(
+            options,
+            batches=batch,
+            models=models,
+            precisions=precisions,
+            torch_python=torch_python,
+            modes=modes,
+            say=_say,
+        )
+        return _written(report, out, json=json)
     return _finish(runs.dense(options, batches=batch, threads=threads, say=_say), out, json=json)
 
 

@@ -100,8 +100,8 @@ def _from_checkpoint(
     from pserver.client import Client
     from pserver.local import local_servers
     from trainer import checkpoint as checkpoints
-    from trainer import native
     from trainer.export import restored_program
+    from trainer.placement import cpu_operators
     from trainer.predict import PredictError, check_servers
 
     if trained.is_export:
@@ -121,8 +121,7 @@ def _from_checkpoint(
         client.load(saved.sparse)
     else:
         check_servers(client, saved.sparse)
-    operators = native.choose(job.train.operators, job.train.precision).precision
-    return restored_program(job, used, saved, operators), client
+    return restored_program(job, used, saved, cpu_operators(job).precision), client
 
 
 def _progress(total: int) -> Callable[[int], None]:

@@ -76,18 +76,28 @@ def test_a_paddle_that_ends_the_process_is_found(monkeypatch: pytest.MonkeyPatch
     assert "ended with status -4" in only(environment._paddle()).found
 
 
-@pytest.mark.parametrize(
-    ("capability", "wheel", "level"),
-    [("8.0", True, "ok"), ("9.0", True, "fail"), ("9.0", False, "ok"), ("5.2", True, "fail")],
-)
-def test_gpus_that_the_wheel_has_no_code_for(
-    monkeypatch: pytest.MonkeyPatch, capability: str, wheel: bool, level: str
-) -> None:
+@pytest.mark.parametrize(("capability", "level"), [("7.0", "ok"), ("9.0", "ok"), ("6.1", "warn")])
+def test_gpus_that_the_kernels_are_too_new_for(monkeypatch: pytest.MonkeyPatch, capability: str, level: str) -> None:
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(environment, "versions", lambda: {"paddlepaddle-gpu": "2.6.2"} if wheel else {})
     _answers(monkeypatch, 0, output=f"NVIDIA X, {capability}, 580.1\n")
-    finding = only(environment._gpu())
-    assert (finding.level, bool(finding.remedy)) == (level, level == "fail")
+    finding = next(iter(environment._gpu()))
+    assert (finding.level, bool(finding.remedy)) == (level, level == "warn")
+
+
+def test_what_a_gpu_lacks_has_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PADDLEWHEEL_GPU_DIRECTORY", str(tmp_path))
+    for name in ("nvcc", "cublas_library", "nccl_library"):
+        monkeypatch.setattr(environment.gpu_native, name, lambda: None)
+    found = {finding.what: finding for finding in environment._gpu_software(2)}
+    assert {finding.level for finding in found.values()} == {"warn"}
+    assert "CUDA toolkit" in found["GPU kernels"].remedy
+    assert "nvidia-cublas" in found["cuBLAS"].remedy
+    assert "nvidia-nccl" in found["NCCL"].remedy
+    assert "NCCL" not in {finding.what for finding in environment._gpu_software(1)}
+    monkeypatch.setattr(environment.gpu_native, "nvcc", lambda: tmp_path / "nvcc")
+    assert "paddlewheel gpu build" in next(iter(environment._gpu_software(1))).remedy
+    environment.gpu_native.library_path().write_text("")
+    assert next(iter(environment._gpu_software(1))).level == "ok"
 
 
 def test_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import json
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from trainer.benchmark import machine, systems
 from trainer.benchmark.forecast import Costs, Nodes, efficiency, forecast, servers_needed
 from trainer.benchmark.report import Case, Report, ratios
 from trainer.benchmark.systems import SYSTEMS, Measured, PeerError, Setting
 from trainer.benchmark.workload import Workload, keys_per_row, prepare
+from trainer.gpu import native
 
 Say = Callable[[str], None]
 _SLOWEST_ROWS_PER_SECOND = 300
@@ -369,3 +375,103 @@ def _expected(work: Workload, batch_rows: int, cases: Sequence[Case]) -> list[st
             f"{efficiency(costs, nodes, 4, 32):.0%} as fast each as 4; {many.bound} set the pace."
         ),
     ]
+
+
+COPY_BYTES_PER_SECOND, MATRIX_FLOPS_PER_SECOND = 4.3e12, 790e12
+"""What an H200 reaches at best: a large copy (bytes read and written), a large bfloat16 product."""
+
+
+def gpu_towers(
+    options: Options,
+    *,
+    batches: Sequence[int],
+    models: Sequence[str],
+    precisions: Sequence[str],
+    torch_python: Path | None,
+    modes: Sequence[str],
+    say: Say,
+) -> Report:
+    """The dense part on one GPU, next to PyTorch's on the same inputs, and the limits of memory and arithmetic."""
+    environment, date = machine.describe(), now()
+    options.work_directory.mkdir(parents=True, exist_ok=True)
+    if torch_python is not None:
+        environment["versions"]["torch"] = systems.torch_version(torch_python)
+    environment["gpu"] = [f"{gpu.name}, driver {gpu.driver}" for gpu in native.gpus()]
+    work = asdict(options.work)
+    spec = {"work": work, "models": list(models), "precisions": list(precisions), "batches": list(batches)}
+    with systems.scratch(options.work_directory) as directory:
+        command = [sys.executable, "-m", "trainer.benchmark.gpu"]
+        found = _told(command, spec, Path(directory, "ours.json"), say)["cases"]
+        cases = [case for told in found for case in _gpu_cases(told)]
+        for told in found if torch_python else []:
+            for mode in modes if told["model"] in {"deepfm", "dlrm"} else []:
+                cases += _torch_case(options, torch_python, told, mode, Path(directory), say)
+    report = _report("dense", options.config(device="gpu", **spec), cases, environment, date)
+    report.ratios = ratios(cases, of="paddlewheel", same="setting")
+    report.notes = [
+        (
+            "Samples/s of forward, backward, Adam. paddlewheel: the replayed graphs, inputs on the GPU, as PyTorch's. "
+            "with copies: the trainer's own calls, from NumPy and back, one step after the other."
+        ),
+        *(_limits(told) for told in found),
+    ]
+    return report
+
+
+def _gpu_cases(told: Mapping[str, Any]) -> list[Case]:
+    rows, what = told["batch_rows"], f"{told['model']}, {told['precision']}, batch {told['batch_rows']}"
+    params = {"setting": what, "model": told["model"], "precision": told["precision"], "batch_rows": rows}
+    rates = [rows / ms * 1e3 for ms in told["replay_ms"]]
+    return [
+        Case(f"paddlewheel, {what}", {**params, "system": "paddlewheel"}, "samples/s", rates, {}),
+        Case(
+            f"with copies, {what}", {**params, "system": "with copies"}, "samples/s", [rows / told["step_ms"] * 1e3], {}
+        ),
+    ]
+
+
+def _torch_case(
+    options: Options, python: Path | None, told: Mapping[str, Any], mode: str, directory: Path, say: Say
+) -> list[Case]:
+    from trainer.benchmark.gpu import batch_of
+
+    batch, rows = batch_of(options.work, told["batch_rows"])
+    inputs = directory / f"batch-{told['batch_rows']}.npz"
+    if not inputs.exists():
+        index_BF = batch.tables["default"].single_BF
+        np.savez(inputs, rows=rows["default"], index=index_BF, dense=batch.dense_BD, label=batch.labels_BL)
+    spec = {**told, "work": asdict(options.work), "mode": mode, "inputs": str(inputs)}
+    script = Path(__file__).with_name("torch_gpu_peer.py")
+    try:
+        answer = _told([str(python), str(script)], spec, directory / "torch.json", say)
+    except PeerError as error:
+        say(f"torch {mode} left out: {error}")
+        return []
+    case, _ = _gpu_cases(told)
+    rates = [told["batch_rows"] / ms * 1e3 for ms in answer["ms"]]
+    system = f"torch {mode}"
+    return [Case(f"{system}, {case.params['setting']}", {**case.params, "system": system}, case.unit, rates, {})]
+
+
+def _told(command: Sequence[str], spec: Mapping[str, Any], result: Path, say: Say) -> dict[str, Any]:
+    done = subprocess.run([*command, json.dumps(spec), str(result)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise PeerError(f"{' '.join(command)}: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}")
+    told: dict[str, Any] = json.loads(result.read_text())
+    say(f"{' '.join(command)}: done")
+    return told
+
+
+def _limits(told: Mapping[str, Any]) -> str:
+    ms = sorted(told["replay_ms"])[len(told["replay_ms"]) // 2]
+    arithmetic = told["flops"] / MATRIX_FLOPS_PER_SECOND * 1e3
+    least, moved = (told[key] / COPY_BYTES_PER_SECOND * 1e3 for key in ("least_bytes", "bytes"))
+    parts = sorted(told["kernels_ms"].items(), key=lambda item: -item[1])
+    listed = ", ".join(f"{name} {part:.3f}" for name, part in parts[:8])
+    return (
+        f"{told['model']}, {told['precision']}, batch {told['batch_rows']} ({told['keys']:,} keys): {ms:.3f} ms a step "
+        f"in {told['calls']} calls. Limits: {arithmetic:.3f} ms for {told['flops'] / 1e9:.1f} GFLOP of matrix products "
+        f"at 790 TFLOP/s, {least:.3f} ms for inputs and results once at 4.3 TB/s, {moved:.3f} ms for what its calls "
+        f"move. Copies: {told['copies_ms']:.3f} ms for {told['uploaded_bytes'] / 1e6:.1f} MB there and "
+        f"{told['downloaded_bytes'] / 1e6:.1f} MB back. Each call alone, summed by kernel (ms): {listed}."
+    )

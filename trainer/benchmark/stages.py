@@ -108,22 +108,13 @@ def exchange(job: JobConfig, spec: Spec, directory: Path) -> Told:
 
 def dense(job: JobConfig, spec: Spec, _: Path) -> Told:
     """The dense part on the job's batches, kept in memory: forward, backward, Adam."""
-    from trainer import native
     from trainer.incarnation import layouts
-    from trainer.program import DenseProgram
+    from trainer.placement import dense_program
 
     kept = list(islice(_batches(job, 0), spec["max_batches"]))
     tables = {name: job.tables[name] for name in job.data.tables}
-    program = DenseProgram(
-        layouts(job.data, tables),
-        num_dense=len(job.data.dense_columns),
-        num_labels=len(job.data.labels),
-        model=job.model,
-        optimizer=job.train.dense,
-        seed=job.seed,
-        rank=0,
-        operators=native.choose(job.train.operators, job.train.precision).precision,
-    )
+    program = dense_program(job, layouts(job.data, tables), rank=0)
+    buffer = program.buffer(2)
     rng = np.random.default_rng(job.seed)
     values = [
         {n: rng.normal(0, 0.01, (len(k.keys_U), tables[n].pull_width)).astype(np.float32) for n, k in b.tables.items()}
@@ -132,8 +123,8 @@ def dense(job: JobConfig, spec: Spec, _: Path) -> Told:
 
     def once() -> int:
         for batch, rows in zip(kept, values, strict=True):
-            found = program.gradients(batch, rows)
-            program.apply(found.flat_N[: program.num_floats], float(batch.num_rows))
+            buffer.take(program.gradients(batch, rows))
+            buffer.apply(float(batch.num_rows))
         return sum(batch.num_rows for batch in kept)
 
     return {"passes": [_pass(once) for _ in range(spec["passes"])]}

@@ -11,7 +11,6 @@ from typing import Any, cast
 from data_pipeline.dataset import Dataset, assign, plan_epoch
 from data_pipeline.loader import Loader
 from pserver.client import Client
-from trainer import native
 from trainer.config import JobConfig
 from trainer.dense_sync import DenseSync
 from trainer.evaluate import evaluate
@@ -19,8 +18,9 @@ from trainer.exchange import Exchange
 from trainer.incarnation import layouts
 from trainer.loop import Signals, TrainLoop
 from trainer.parity.memory import MemoryClient
+from trainer.placement import dense_program
 from trainer.program import DenseProgram
-from trainer.sampling import logit_shift, sample_negatives
+from trainer.sampling import sample_negatives
 from trainer.schedule import rate_factor
 from trainer.stopping import due_after_epoch
 
@@ -33,17 +33,7 @@ def run(job: JobConfig) -> dict[str, Any]:
     tables = {name: job.tables[name] for name in job.data.tables}
     client = cast("Client", MemoryClient(tables, job.seed))
     sync = DenseSync(0, 1, "", interface=None)
-    program = DenseProgram(
-        layouts(job.data, tables),
-        num_dense=len(job.data.dense_columns),
-        num_labels=len(job.data.labels),
-        model=job.model,
-        optimizer=job.train.dense,
-        seed=job.seed,
-        rank=0,
-        logit_shift=logit_shift(job.train.negative_sampling),
-        operators=native.choose(job.train.operators, job.train.precision).precision,
-    )
+    program = dense_program(job, layouts(job.data, tables), rank=0)
     data = Dataset.open(job.data.train, job.data)
     total_steps = -(-data.num_rows // job.data.batch_rows) * job.train.epochs
     loop = TrainLoop(

@@ -1,0 +1,86 @@
+"""Where a job's dense part is computed, as the job says: by Paddle or our operators on the CPU, or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, cast
+
+from trainer import native
+from trainer.config import JobConfig
+from trainer.program import DenseProgram, TableLayout
+from trainer.sampling import logit_shift
+
+if TYPE_CHECKING:
+    from trainer.gpu.native import Device
+
+
+def dense_program(
+    job: JobConfig, layouts: Sequence[TableLayout], rank: int, *, warn: Callable[[str], None] = lambda _: None
+) -> DenseProgram:
+    """The dense part of a trainer.
+
+    Args:
+        job: its model, seed and `train` block.
+        layouts: its tables.
+        rank: this trainer.
+        warn: told what is slower than it might be, and why.
+
+    Raises:
+        NativeError, GpuError: the job insists on what this machine cannot do.
+        UnsupportedError: the model has an operator that no GPU kernel computes.
+    """
+    num_dense, num_labels = len(job.data.dense_columns), len(job.data.labels)
+    shift = logit_shift(job.train.negative_sampling)
+    if job.train.device == "gpu":
+        from trainer.gpu.program import GpuProgram, chosen_precision
+
+        device = open_device(rank)
+        return GpuProgram(
+            layouts,
+            num_dense=num_dense,
+            num_labels=num_labels,
+            model=job.model,
+            optimizer=job.train.dense,
+            seed=job.seed,
+            rank=rank,
+            logit_shift=shift,
+            device=device,
+            precision=chosen_precision(job.train.precision, device.capability),
+        )
+    chosen = cpu_operators(job)
+    if chosen.warning:
+        warn(chosen.warning)
+    return DenseProgram(
+        layouts,
+        num_dense=num_dense,
+        num_labels=num_labels,
+        model=job.model,
+        optimizer=job.train.dense,
+        seed=job.seed,
+        rank=rank,
+        logit_shift=shift,
+        operators=chosen.precision,
+    )
+
+
+def cpu_operators(job: JobConfig) -> native.Choice:
+    """What computes the dense part of a job on a CPU; one that trains on GPUs leaves the choice to the machine.
+
+    Raises:
+        NativeError: the job insists on what this machine cannot do.
+    """
+    if job.train.device == "gpu":
+        return native.choose("auto", "auto")
+    precision = cast('Literal["auto", "float32", "bfloat16"]', job.train.precision)  # JobConfig refuses the others
+    return native.choose(job.train.operators, precision)
+
+
+def open_device(rank: int) -> Device:
+    """The GPU of a trainer: by its rank among those that this process sees (CUDA_VISIBLE_DEVICES).
+
+    Raises:
+        GpuError: no GPU, or the kernels are not built.
+    """
+    from trainer.gpu.native import Device, load
+
+    return Device(rank % max(1, int(load().pw_num_devices())))
