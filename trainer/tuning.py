@@ -242,7 +242,8 @@ def write(search: Search, study: optuna.Study, out: Path) -> list[Path]:
     best = out / "best.yaml"
     values = {key: _value(search, finished[0].params, key) for key in keys}
     config = search.configured(values)
-    head = f"# {search.metric} {finished[0].value:.5f} in trial {finished[0].number} of {len(finished)}\n"
+    top = finished[0]
+    head = f"# {search.metric} {top.value:.5f} in trial {top.number}, the best of {len(finished)} that finished\n"
     body = yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
     best.write_text(head + body, encoding="utf-8")
     files = [table, best]
@@ -261,7 +262,7 @@ def markdown(search: Search, study: optuna.Study, most: int = 10) -> str:
         lines.append(f"| {trial.number} | {trial.value:.5f} | " + " | ".join(cells) + " |")
     failed = sum(t.state.name == "FAIL" for t in study.trials)
     if failed:
-        lines.append(f"\n{failed} trials failed.")
+        lines.append(f"\n{failed} {'trial' if failed == 1 else 'trials'} failed.")
     return "\n".join(lines)
 
 
@@ -283,6 +284,7 @@ def _plot(search: Search, finished: Sequence[Any], keys: Sequence[str], path: Pa
     """The metric by trial, and against each key."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     columns = min(3, len(keys) + 1)
     rows = -(-(len(keys) + 1) // columns)
@@ -296,7 +298,9 @@ def _plot(search: Search, finished: Sequence[Any], keys: Sequence[str], path: Pa
         so_far = trial.value if better else so_far
         best.append(so_far)
     numbers = [t.number for t in in_order]
+    top = in_order.index(finished[0])
     panels[0].plot(numbers, [t.value for t in in_order], "o", color="#2563eb", alpha=0.45, ms=5)
+    panels[0].plot([numbers[top]], [finished[0].value], "o", color="#d97706", ms=7, label="best trial")
     panels[0].step(numbers, best, where="post", color="#d97706", label="best so far")
     panels[0].set(xlabel="trial", ylabel=search.metric)
     panels[0].legend(frameon=False)
@@ -309,8 +313,13 @@ def _plot(search: Search, finished: Sequence[Any], keys: Sequence[str], path: Pa
             axes.set_xlim(-0.5, len(entry.choices) - 0.5)
         else:
             places = shown
-            axes.set_xscale("log" if entry.log else "linear")
+            if entry.log:
+                axes.set_xscale("log")
+                axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=5))
+                axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                axes.xaxis.set_minor_locator(NullLocator())
         axes.plot(places, [t.value for t in in_order], "o", color="#2563eb", alpha=0.45, ms=5)
+        axes.plot([places[top]], [finished[0].value], "o", color="#d97706", ms=7)
         axes.set(xlabel=key)
     for axes in panels[: len(keys) + 1]:
         axes.grid(color="#e5e7eb")
