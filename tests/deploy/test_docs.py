@@ -80,7 +80,7 @@ def test_variables_that_the_pages_name_are_read_somewhere() -> None:
 
 def test_commands_and_options_of_the_pages_exist(capsys: pytest.CaptureFixture[str]) -> None:
     text = "\n".join((DEPLOY / page).read_text() for page in PAGES)
-    for command in ("train", "deploy k8s", "role coordinator", "role pserver", "role trainer"):
+    for command in ("train", "predict", "deploy k8s", "role coordinator", "role pserver", "role trainer"):
         assert f"paddlewheel {command.split()[0]}" in text
         build_app()([*shlex.split(command), "--help"])
     known = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))

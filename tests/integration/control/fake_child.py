@@ -80,11 +80,14 @@ class Child:
 
 
 def serve(spec: dict[str, Any], child: Child) -> None:
-    class Health(http.server.BaseHTTPRequestHandler):
+    class Pages(http.server.BaseHTTPRequestHandler):
+        """Health, and by which a server's process is known, as brpc tells them."""
+
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b"OK")
+            told = f"pid : {os.getpid()}\nrpc_server_{port}_start_time : now\n"
+            self.wfile.write(told.encode() if self.path.startswith("/vars/") else b"OK")
 
         def log_message(self, *arguments: object) -> None:
             pass
@@ -92,7 +95,7 @@ def serve(spec: dict[str, Any], child: Child) -> None:
     child.misbehave(at="start")
     time.sleep(child.plan.get("start_seconds", 0))
     host, port = spec["endpoints"][spec["rank"]].rsplit(":", 1)
-    server = http.server.ThreadingHTTPServer((host, int(port)), Health)
+    server = http.server.ThreadingHTTPServer((host, int(port)), Pages)
     server.daemon_threads = True
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if "at_seconds" in child.plan:
