@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
+from data_pipeline.batch import Batch, TableKeys
 from tests.emulated_gpu import EmulatedDevice
 from tests.unit.test_models import CASES, MULTI_TASK, D, U, W, batch_of, layouts, name_of
 from trainer.config import ConfigError, JobConfig
@@ -21,7 +22,7 @@ from trainer.gpu.native import GpuError
 from trainer.gpu.program import GpuProgram, chosen_precision
 from trainer.gpu.runner import padded_keys, places
 from trainer.models import parse_model
-from trainer.program import DenseProgram
+from trainer.program import DenseProgram, TableLayout
 from trainer.settings import DenseOptimizerConfig
 
 OPTIMIZER = DenseOptimizerConfig(learning_rate=0.01, weight_decay=0.01, l2=0.001, clip_norm=0.5)
@@ -190,6 +191,46 @@ def test_graphs_are_made_once_for_each_size():
     assert gpu.device.captured == made
 
 
+# ------------------------------------------------------------------------------------------------- one table alone
+
+
+def one_table(precision, width=8, first_order=True):
+    """DeepFM on single-valued features of one table: lookup and FM pairs are one kernel, their gradients another."""
+    table = TableLayout("t", width + first_order, first_order, ("a", "b", "c", "d", "e"))
+    options = {"num_dense": 2, "num_labels": 1, "model": parse_model({"kind": "deepfm", "tower": [8, 8]})}
+    options |= {"optimizer": OPTIMIZER, "seed": 1, "rank": 0}
+    if precision == "cpu":
+        return DenseProgram([table], **options)
+    return GpuProgram([table], device=EmulatedDevice(), precision=precision, **options)
+
+
+def one_table_batch(width=8, first_order=True):
+    rng = np.random.default_rng(8)
+    index_BF = rng.integers(0, 12, (9, 5)).astype(np.int32)
+    names = ("a", "b", "c", "d", "e")
+    keys = TableKeys(
+        np.arange(1, 12, dtype=np.uint64), {n: index_BF[:, i] for i, n in enumerate(names)}, index_BF, names
+    )
+    dense_BD, labels_BL = rng.random((9, 2), np.float32), (rng.random((9, 1)) < 0.5).astype(np.float32)
+    batch = Batch(num_rows=9, dense_BD=dense_BD, labels_BL=labels_BL, tables={"t": keys}, spans=())
+    return batch, {"t": rng.normal(0, 0.5, (11, width + first_order)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("first_order", [True, False])
+@pytest.mark.parametrize(("width", "fused"), [(4, True), (8, True), (16, True), (6, False)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("bfloat16", 3e-2)])
+def test_lookup_and_pairs_in_one_kernel(width, fused, first_order, precision, tolerance):
+    cpu, gpu = one_table("cpu", width, first_order), one_table(precision, width, first_order)
+    batch, rows = one_table_batch(width, first_order)
+    expected, found = cpu.gradients(batch, rows), gpu.gradients(batch, rows)
+    assert error(found.logit_BY, expected.logit_BY) < tolerance
+    assert error(found.flat_N, expected.flat_N) < tolerance
+    assert error(found.tables["t"], expected.tables["t"]) < tolerance
+    assert ("fields_lookup" in gpu._runner.kernels, "fields_grad" in gpu._runner.kernels) == (fused, fused)
+    if fused:
+        assert not {"gather", "scatter_add", "fm_pairs", "fm_pairs_grad"} & gpu._runner.kernels
+
+
 # ----------------------------------------------------------------------------------------- the list of what is needed
 
 
@@ -207,6 +248,9 @@ def zoo_calls(batch=37, keys=23):
         for each in program.graphs.values():
             for low in ("f32", "bf16"):
                 yield from check.calls_of(each, check.small_shapes(each, widths, batch, keys), low, tf32=True)[0]
+    widths = {"dense": 2, "label": 1, "row_weight": 1, "t/rows": 9, "t/single": 5}
+    for each in one_table("float32").graphs.values():
+        yield from check.calls_of(each, check.small_shapes(each, widths, batch, keys), "bf16", tf32=True)[0]
 
 
 def test_the_kernels_are_those_that_the_models_need():

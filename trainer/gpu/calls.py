@@ -224,6 +224,11 @@ Skinny = _struct(
     "L dy_stride",
 )
 Pairs = _struct("Pairs", "P out e dout add, L rows add_stride, I fields width add_type")
+Fields = _struct(
+    "Fields",
+    "P e pairs first dpairs add dfirst table first_table index, L rows add_stride, "
+    "I fields width table_stride add_type",
+)
 Dots = _struct("Dots", "P out v dout, L rows out_stride dout_stride, I vectors width out_type dout_type")
 Dropout = _struct("Dropout", "P mask step, L count, U seed, F rate")
 Adam = _struct(
@@ -248,6 +253,7 @@ STRUCTS = (
     BiasGrad,
     Skinny,
     Pairs,
+    Fields,
     Dots,
     Dropout,
     Adam,
@@ -454,6 +460,29 @@ def _pairs(call: Call, address: Address) -> Any:
     return p
 
 
+FIELDS_WIDTHS = frozenset({4, 8, 16, 32, 64, 128})
+"""Widths of an embedding that the kernels over fields take."""
+
+
+def _fields(call: Call, address: Address) -> Any:
+    if call.kernel == "fields_lookup":
+        (e, pairs, first), (table, first_table, index) = call.outs, call.ins
+        p = Fields(pairs=_address(pairs, address), first=_address(first, address))
+    else:
+        (table, first_table), (e, dpairs, add, index, dfirst) = call.outs, call.ins
+        p = Fields(dpairs=_address(dpairs, address), add=_address(add, address), dfirst=_address(dfirst, address))
+        if add is not None:
+            p.add_stride, p.add_type = add.strides[0], TYPES[add.type]
+    assert e is not None
+    assert table is not None
+    assert index is not None
+    p.rows, p.fields, p.width = e.shape
+    assert p.width in FIELDS_WIDTHS
+    p.e, p.table, p.first_table = address(e), address(table), _address(first_table, address)
+    p.index, p.table_stride = address(index), table.strides[0]
+    return p
+
+
 def _dots(call: Call, address: Address) -> Any:
     (out,), (v, dout) = call.outs, call.ins
     assert out is not None
@@ -529,6 +558,8 @@ ENCODERS: dict[str, Callable[[Call, Address], Any]] = {
     "skinny_grad": _skinny,
     "fm_pairs": _pairs,
     "fm_pairs_grad": _pairs,
+    "fields_lookup": _fields,
+    "fields_grad": _fields,
     "dot_pairs": _dots,
     "dot_pairs_grad": _dots,
     "dropout": _dropout,

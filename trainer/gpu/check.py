@@ -19,7 +19,7 @@ from trainer.gpu.graph import Graph
 from trainer.gpu.lower import Lowering, Memory, Shape
 from trainer.gpu.native import Device
 
-_UPDATES = {"scatter_add", "count", "adam", "low_copies"}
+_UPDATES = {"scatter_add", "fields_grad", "count", "adam", "low_copies"}
 """Kernels that read what they write."""
 _POSITIVE = {"log", "div", "div_grad", "sqrt_affine", "rsqrt_affine"}
 _TOLERANCE = {F32: 2e-5, BF16: 6e-3, F16: 1e-3, "i32": 0.0}
@@ -141,8 +141,9 @@ def _random(call: Call, position: int, view: View, op: str, rng: np.random.Gener
     if call.kernel in {"adam", "low_copies"} and position > 0:
         return np.arange(view.size) if view.type == "i32" else rng.uniform(0.1, 0.9, view.shape)
     if view.type == "i32":
-        table = call.ins[0] if call.kernel == "gather" else call.outs[0]
-        high = table.shape[0] if call.kernel in {"gather", "scatter_add"} and table is not None else 4
+        table = call.ins[0] if call.kernel in {"gather", "fields_lookup"} else call.outs[0]
+        by_index = {"gather", "scatter_add", "fields_lookup", "fields_grad"}
+        high = table.shape[0] if call.kernel in by_index and table is not None else 4
         return rng.integers(0, high, view.shape)
     if op in _POSITIVE:
         return rng.uniform(0.5, 1.5, view.shape)

@@ -809,6 +809,99 @@ EXPORT int pw_fm_pairs_grad(const Pairs* p, cudaStream_t stream) {
     return launched("fm_pairs_grad");
 }
 
+// The same with the lookup before it and the adding up behind it, so that each embedding passes through memory once.
+struct Fields {
+    float* e;            // lookup: written; gradient: read; [rows, fields, width]
+    float* pairs;        // lookup: [rows]
+    float* first;        // lookup: sums of the first-order weights, [rows]; null: there are none
+    const float* dpairs; // gradient: [rows]
+    const void* add;     // gradient: added to that of e, [rows, fields * width]; null: nothing
+    const float* dfirst; // gradient of first, [rows]; null: none
+    float* table;        // of the embeddings: lookup: read; gradient: added to, 16-byte aligned rows
+    float* first_table;  // of the first-order weights, the same rows
+    const int32_t* index;  // [rows, fields]; the gradient drops 0
+    int64_t rows, add_stride;
+    int32_t fields, width, table_stride, add_type;
+};
+// width is 4, 8, 16, 32, 64 or 128: a lane holds 4 floats, width / 4 lanes a field
+__global__ void fields_lookup_kernel(const Fields p) {
+    const int64_t row = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+    const int lane = threadIdx.x & 31, lanes = p.width / 4, column = lane % lanes * 4;
+    if (row >= p.rows) return;
+    float4 sum = make_float4(0, 0, 0, 0);
+    float squares = 0.0f, first = 0.0f;
+    for (int f = lane / lanes; f < p.fields; f += 32 / lanes) {
+        const int64_t at = static_cast<int64_t>(p.index[row * p.fields + f]) * p.table_stride;
+        const float* from = p.table + at + column;
+        const float4 v = make_float4(from[0], from[1], from[2], from[3]);
+        *reinterpret_cast<float4*>(p.e + (row * p.fields + f) * p.width + column) = v;
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        if (column == 0 && p.first != nullptr) first += p.first_table[at];
+    }
+    for (int o = 16; o >= lanes; o >>= 1) {
+        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, o);
+        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, o);
+        sum.z += __shfl_xor_sync(0xffffffffu, sum.z, o);
+        sum.w += __shfl_xor_sync(0xffffffffu, sum.w, o);
+    }
+    float total = (lane < lanes ? sum.x * sum.x + sum.y * sum.y + sum.z * sum.z + sum.w * sum.w : 0.0f) - squares;
+    for (int o = 16; o > 0; o >>= 1) {
+        total += __shfl_xor_sync(0xffffffffu, total, o);
+        first += __shfl_xor_sync(0xffffffffu, first, o);
+    }
+    if (lane == 0) {
+        p.pairs[row] = 0.5f * total;
+        if (p.first != nullptr) p.first[row] = first;
+    }
+}
+__global__ void fields_grad_kernel(const Fields p) {
+    const int64_t row = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+    const int lane = threadIdx.x & 31, lanes = p.width / 4, column = lane % lanes * 4;
+    if (row >= p.rows) return;
+    const float* e = p.e + row * p.fields * p.width + column;
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (int f = lane / lanes; f < p.fields; f += 32 / lanes) {
+        const float4 v = *reinterpret_cast<const float4*>(e + f * p.width);
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
+    for (int o = 16; o >= lanes; o >>= 1) {
+        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, o);
+        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, o);
+        sum.z += __shfl_xor_sync(0xffffffffu, sum.z, o);
+        sum.w += __shfl_xor_sync(0xffffffffu, sum.w, o);
+    }
+    const float scale = p.dpairs[row], dfirst = p.dfirst != nullptr ? p.dfirst[row] : 0.0f;
+    for (int f = lane / lanes; f < p.fields; f += 32 / lanes) {
+        const int64_t index = p.index[row * p.fields + f];
+        if (index == 0) continue;
+        const float4 v = *reinterpret_cast<const float4*>(e + f * p.width);
+        float4 g = make_float4(scale * (sum.x - v.x), scale * (sum.y - v.y), scale * (sum.z - v.z), scale * (sum.w - v.w));
+        if (p.add != nullptr) {
+            const int64_t at = row * p.add_stride + f * p.width + column;
+            g.x += load(p.add, at, p.add_type), g.y += load(p.add, at + 1, p.add_type);
+            g.z += load(p.add, at + 2, p.add_type), g.w += load(p.add, at + 3, p.add_type);
+        }
+        float* to = p.table + index * p.table_stride + column;
+#if __CUDA_ARCH__ >= 900
+        atomicAdd(reinterpret_cast<float4*>(to), g);
+#else
+        atomicAdd(to, g.x), atomicAdd(to + 1, g.y), atomicAdd(to + 2, g.z), atomicAdd(to + 3, g.w);
+#endif
+        if (column == 0 && p.dfirst != nullptr) atomicAdd(p.first_table + index * p.table_stride, dfirst);
+    }
+}
+EXPORT int pw_fields_lookup(const Fields* p, cudaStream_t stream) {
+    if (p->rows == 0) return 0;
+    fields_lookup_kernel<<<static_cast<unsigned>((p->rows * 32 + 255) / 256), 256, 0, stream>>>(*p);
+    return launched("fields_lookup");
+}
+EXPORT int pw_fields_grad(const Fields* p, cudaStream_t stream) {
+    if (p->rows == 0) return 0;
+    fields_grad_kernel<<<static_cast<unsigned>((p->rows * 32 + 255) / 256), 256, 0, stream>>>(*p);
+    return launched("fields_grad");
+}
+
 // ------------------------------------------------------------------------------------------ dot products of all pairs
 
 // out[b, p] = v[b, i] . v[b, j] for the pairs i > j in the order of numpy.tril_indices; a warp a row, v in shared memory.
@@ -1216,7 +1309,7 @@ EXPORT float pw_elapsed_ms(void* begin, void* end) {
 }
 EXPORT int pw_struct_sizes(int32_t* sizes) {
     const int32_t all[] = {sizeof(Elementwise), sizeof(Reduce), sizeof(Squares), sizeof(Rows),   sizeof(Copy2D),  sizeof(BiasGrad), sizeof(Skinny),
-                           sizeof(Pairs),       sizeof(Dots),   sizeof(Dropout), sizeof(Adam),    sizeof(Matmul),   sizeof(Fill),
+                           sizeof(Pairs), sizeof(Fields), sizeof(Dots),   sizeof(Dropout), sizeof(Adam),    sizeof(Matmul),   sizeof(Fill),
                            sizeof(Count)};
     std::memcpy(sizes, all, sizeof all);
     return sizeof all / sizeof all[0];

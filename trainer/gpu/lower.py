@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.gpu import fuse
-from trainer.gpu.calls import BYTES, F32, I32, Buffer, Call, View, how_to_reduce, row_major
+from trainer.gpu.calls import BYTES, F32, FIELDS_WIDTHS, I32, Buffer, Call, View, how_to_reduce, row_major
 from trainer.gpu.graph import EMPTY, Graph, Op
 
 Shape = tuple[int, ...]
@@ -226,6 +226,9 @@ class Lowering:
         self.lows: dict[tuple[Any, ...], View] = {}
         self.homes: dict[str, View] = {}
         self.unshaped: dict[str, View] = {}
+        self.lookups: dict[int, tuple[View, View]] = {}  # table and index of rows that may never be written
+        self.pairs: dict[str, View] = {}  # FM pairs that the lookup made already
+        self.pairs_grads: dict[int, tuple[View, View, View | None]] = {}  # by the buffer that may never be written
         self.clean: set[int] = set()  # buffers of matrices whose padding is zero
         self.masked: dict[str, View | None] = {}  # gradients that passed the ReLU before them, with their sums
         self.dropouts = 0
@@ -442,6 +445,11 @@ class Lowering:
         readers = [self.graph.ops[at] for at in self.readers.get(name, [])]
         return bool(readers) and all(op.type in kinds or op.type.endswith("_grad") for op in readers)
 
+    def _reshaped_unread(self, view: View, shape: Shape) -> View:
+        found = view.with_shape(shape)
+        assert found is not None, "an array that was not computed yet has no gaps"
+        return found
+
     def _only_scattered(self, name: str) -> bool:
         return all(self.graph.ops[at].type == "pw_scatter_rows" for at in self.readers.get(name, []))
 
@@ -460,6 +468,8 @@ class Lowering:
         name, index = op.one("Out@GRAD"), self._in(op, "Index")
         index = self._shaped(index, (index.size,))
         values = self.unshaped.get(name)
+        if values is None and self._scatter_with_pairs(name, table.cut(1, op.attrs["starts"], stop), index):
+            return
         if values is None:
             values = self._shaped(self.env[name], (index.size, stop - op.attrs["starts"]))
             if values.shape[1] > 1 and values.strides[1] != 1:
@@ -467,6 +477,30 @@ class Lowering:
         self.calls.append(
             Call("scatter_add", (table.cut(1, op.attrs["starts"], stop),), (values, index), {"zero_is_none": 1})
         )
+
+    def _scatter_with_pairs(self, name: str, table: View, index: View) -> bool:
+        """The gradient of FM pairs, added to the rows at once, with that of the same ids' first-order weights."""
+        waiting = self.env.unread(name).buffer
+        found = self.pairs_grads.get(id(waiting))
+        fits = table.shape[1] in FIELDS_WIDTHS and table.strides[0] % 4 == 0 and table.offset % 4 == 0
+        if found is None or id(waiting) not in self.env.waiting or not fits:
+            return False
+        e, dpairs, add = found
+        del self.env.waiting[id(waiting)]
+        first = dfirst = None
+        for at in reversed(range(len(self.calls))):
+            call = self.calls[at]
+            if call.kernel != "scatter_add" or call.ins[1] != index or call.outs[0] is None:
+                continue
+            values = call.ins[0]
+            assert values is not None
+            same = call.outs[0].buffer is table.buffer and call.outs[0].shape[1] == 1
+            if same and values.shape == e.shape[:2] and values.strides == (1, 0) and values.type == F32:
+                first, dfirst = call.outs[0], View(values.buffer, values.offset, (e.shape[0],), (1,))
+                del self.calls[at]
+                break
+        self.calls.append(Call("fields_grad", (table, first), (e, dpairs, add, index, dfirst)))
+        return True
 
     def op_pw_linear(self, op: Op) -> None:
         x, weight = self._in(op, "X"), op.one("W")
@@ -590,6 +624,9 @@ class Lowering:
         return view
 
     def op_pw_fm_pairs(self, op: Op) -> None:
+        if op.one("E") in self.pairs:
+            self.env[op.outs["Out"][0]] = self.pairs[op.one("E")]
+            return
         e = self._dense(self._in(op, "E"))
         out = self._new((e.shape[0], 1))
         self.calls.append(Call("fm_pairs", (out,), (e, None, None)))
@@ -605,7 +642,10 @@ class Lowering:
             if add is None or add.strides[1] != 1:
                 add = self._shaped(self._dense(more), (rows, fields * width))
         out = self._new(e.shape)
-        self.calls.append(Call("fm_pairs_grad", (out,), (e, dout, add)))
+        self.pairs_grads[id(out.buffer)] = (e, dout, add)
+        self.env.waiting[id(out.buffer)] = lambda target: self.calls.append(
+            Call("fm_pairs_grad", (self._reshaped_unread(target, e.shape),), (e, dout, add))
+        )
         self.env[op.outs["E@GRAD"][0]] = out
 
     def op_pw_dot_pairs(self, op: Op) -> None:
@@ -691,8 +731,14 @@ class Lowering:
         self._reshape(op, tuple(n for a, n in enumerate(x.shape) if not (a in axes and n == 1)))
 
     def _reshape_grad(self, op: Op) -> None:
-        dy, shape = self._in(op, "Out@GRAD"), self.shapes[op.one("XShape")]
+        dy, shape = self.env.unread(op.one("Out@GRAD")), self.shapes[op.one("XShape")]
         name = op.out("X@GRAD")
+        alone = len(self.readers.get(op.one("Out@GRAD"), [])) == 1
+        lazy = id(dy.buffer) in self.pairs_grads and id(dy.buffer) in self.env.waiting
+        if lazy and alone and name is not None and self._only_scattered(name):
+            self.env[name] = self._reshaped_unread(dy, shape)
+            return
+        self.env.compute(dy)
         if name is not None and dy.with_shape(shape) is None and len(shape) == 2 and self._only_scattered(name):
             single = len(dy.shape) == 2 and shape[1] == 1
             if single or (len(dy.shape) == 3 and dy.shape[2] == shape[1] and (shape[1] == 1 or dy.strides[2] == 1)):
@@ -835,8 +881,45 @@ class Lowering:
         table, index = self._in(op, "X"), self._in(op, "Index")
         index = self._shaped(index, (index.size,))
         out = self._new((index.size, table.shape[1]))
-        self.env.waiting[id(out.buffer)] = lambda target: self._gather(target, table, index)
         self.env[op.outs["Out"][0]] = out
+        if self._lookup_with_pairs(op, out, table, index):
+            return
+        self.lookups[id(out.buffer)] = (table, index)
+        self.env.waiting[id(out.buffer)] = lambda target: self._gather(target, table, index)
+
+    def _lookup_with_pairs(self, op: Op, out: View, table: View, index: View) -> bool:
+        """Lookup, FM pairs and the sum of the first-order weights in one call, where these follow."""
+        readers = [self.graph.ops[at] for at in self.readers.get(op.outs["Out"][0], [])]
+        shaped = [o for o in readers if o.type == "reshape2"]
+        if len(shaped) != 1 or table.shape[1] not in FIELDS_WIDTHS:
+            return False
+        name, shape = shaped[0].outs["Out"][0], shaped[0].attrs["shape"]
+        if len(shape) != 3 or not any(self.graph.ops[at].type == "pw_fm_pairs" for at in self.readers.get(name, [])):
+            return False
+        rows = index.size // shape[1]
+        e, pairs = out.with_shape((rows, shape[1], table.shape[1])), self._new((rows, 1))
+        assert e is not None
+        self.calls.append(Call("fields_lookup", (e, pairs, None), (table, None, index)))
+        self.pairs[name] = pairs
+        return True
+
+    def _first_order_with_pairs(self, name: str, axes: Sequence[int]) -> View | None:
+        """The sum of first-order weights over the fields, by the lookup of the same ids' embeddings."""
+        x = self.env.unread(name)
+        found = self.lookups.get(id(x.buffer))
+        if found is None or id(x.buffer) not in self.env.waiting or axes != [1] or self._num_readers(name) != 1:
+            return None
+        table, index = found
+        for at, call in enumerate(self.calls):
+            if call.kernel == "fields_lookup" and call.ins[2] == index and call.outs[2] is None:
+                e, pairs, _ = call.outs
+                assert e is not None
+                if table.shape[1] == 1 and x.shape == e.shape[:2] and table.strides[0] == call.ins[0].strides[0]:  # type: ignore[union-attr]
+                    del self.env.waiting[id(x.buffer)]
+                    first = self._new((x.shape[0],))
+                    self.calls[at] = Call("fields_lookup", (e, pairs, first), (call.ins[0], table, index))
+                    return first
+        return None
 
     def _gather(self, target: View, table: View, index: View) -> None:
         if target.size == 0:
@@ -1026,10 +1109,13 @@ class Lowering:
         return sorted(a % rank for a in axes) or list(range(rank))
 
     def op_reduce_sum(self, op: Op) -> None:
-        x = self._in(op, "X")
-        out = self._reduce("copy", [x], self._axes(op, len(x.shape)))
+        x = self.env.unread(op.one("X"))
+        axes = self._axes(op, len(x.shape))
+        out = self._first_order_with_pairs(op.one("X"), axes)
+        if out is None:
+            self.env.compute(x)
+            out = self._reduce("copy", [x], axes)
         if op.attrs["keep_dim"]:
-            axes = self._axes(op, len(x.shape))
             out = self._shaped(out, tuple(1 if a in axes else n for a, n in enumerate(x.shape)))
         self.env[op.outs["Out"][0]] = out
 

@@ -222,6 +222,40 @@ def _fm_pairs_grad(call: Call, memory: Memory) -> None:
     memory.store(out, value + (0.0 if add is None else add.reshape(value.shape)))
 
 
+def _fields_lookup(call: Call, memory: Memory) -> None:
+    (e_view, pairs, first), (table, first_table, index) = call.outs, _loaded(call, memory)
+    assert e_view is not None
+    assert pairs is not None
+    assert table is not None
+    assert index is not None
+    rows, fields, _ = e_view.shape
+    e = table[index].reshape(e_view.shape)
+    memory.store(e_view, e)
+    memory.store(pairs, (0.5 * ((e.sum(1) ** 2).sum(1) - (e * e).sum((1, 2)))).reshape(pairs.shape))
+    if first is not None:
+        assert first_table is not None
+        memory.store(first, first_table[index].reshape(rows, fields).sum(1).reshape(first.shape))
+
+
+def _fields_grad(call: Call, memory: Memory) -> None:
+    (table_view, first_view), (e, dpairs, add, index, dfirst) = call.outs, _loaded(call, memory)
+    assert table_view is not None
+    assert e is not None
+    assert dpairs is not None
+    assert index is not None
+    rows, fields, width = e.shape
+    value = dpairs.reshape(-1, 1, 1) * (e.sum(1, keepdims=True) - e)
+    value = (value + (0.0 if add is None else add.reshape(value.shape))).reshape(-1, width)
+    table = memory.load(table_view)
+    np.add.at(table, index[index != 0], value[index != 0])
+    memory.store(table_view, table)
+    if first_view is not None:
+        assert dfirst is not None
+        first = memory.load(first_view)
+        np.add.at(first, index[index != 0], np.repeat(dfirst.reshape(rows), fields)[index != 0][:, None])
+        memory.store(first_view, first)
+
+
 def _dot_pairs(call: Call, memory: Memory) -> None:
     (out,), (v, _) = call.outs, _loaded(call, memory)
     assert out is not None
@@ -339,6 +373,8 @@ _KERNELS: dict[str, Callable[[Call, Memory], None]] = {
     "skinny_grad": _skinny_grad,
     "fm_pairs": _fm_pairs,
     "fm_pairs_grad": _fm_pairs_grad,
+    "fields_lookup": _fields_lookup,
+    "fields_grad": _fields_grad,
     "dot_pairs": _dot_pairs,
     "dot_pairs_grad": _dot_pairs_grad,
     "dropout": _dropout,
