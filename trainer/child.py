@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -33,6 +34,7 @@ def run(spec_line: str, link: AgentLink, signals: Signals) -> int:
                 incarnation = Incarnation(Spec.from_json(json.loads(spec_line)), link, signals, resources)
             except ValueError as error:
                 raise _FixJobError(str(error)) from error
+            gc.freeze()  # what building made stays to the end: the collector need not go through it at every step
             link.event("ready", step=incarnation.first_step, load_seconds=incarnation.load_seconds)
             result = incarnation.run()
             if result is None:

@@ -121,12 +121,12 @@ class ModelInputs:
     @property
     def flat_BX(self) -> Variable:
         """All pooled embeddings and dense columns, side by side."""
-        return side_by_side(self.parts)
+        return side_by_side([*(paddle.flatten(g, start_axis=1) for g in self.groups), self.dense_BD])
 
     @property
     def parts(self) -> list[Variable]:
-        """The arrays of `flat_BX` before they are put side by side; `Tower` takes them as they are."""
-        flat = [paddle.flatten(group, start_axis=1) for group in self.groups]
+        """The arrays of `flat_BX` before they are put side by side, for `Tower`; [B, F, W] where ours flatten."""
+        flat = list(self.groups) if native.fits() else [paddle.flatten(g, start_axis=1) for g in self.groups]
         return flat if self.dense_BD is None else [*flat, self.dense_BD]
 
     def field_BW(self, name: str) -> Variable:
@@ -184,12 +184,13 @@ class Tower(paddle.nn.Layer):  # type: ignore[misc]
 
     def forward(self, x_BX: Variable | Sequence[Variable]) -> Variable:
         """Outputs of the inputs [B, X], or of several [B, X_i] side by side."""
-        parts = list(x_BX) if isinstance(x_BX, (list, tuple)) else [x_BX]
-        if self.norms is None and self.dropout is None and native.fits(*parts):
+        several = isinstance(x_BX, (list, tuple))
+        parts = list(x_BX) if several else [x_BX]
+        if self.norms is None and self.dropout is None and (native.fits() if several else native.fits(x_BX)):
             layers = [*self.hidden, *([] if self.output is None else [self.output])]
             relu = [True] * len(self.hidden) + [False] * (self.output is not None)
             return native.tower(parts, [n.weight for n in layers], [n.bias for n in layers], relu=relu)
-        x_BX = side_by_side(parts)
+        x_BX = side_by_side([paddle.flatten(p, start_axis=1) if several and len(p.shape) > 2 else p for p in parts])
         for position, layer in enumerate(self.hidden):
             x_BX = layer(x_BX)
             if self.norms is not None:

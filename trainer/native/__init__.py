@@ -226,7 +226,7 @@ def tower(
     product; sums, biases, parameters and their gradients stay float32.
 
     Args:
-        inputs: float32 [B, X_i], taken side by side.
+        inputs: float32 [B, X_i], taken side by side; [B, F, E] counts as [B, F * E].
         weights: float32 [X, Y] of each layer.
         biases: float32 [Y] of each layer; None for a layer without.
         relu: for each layer.

@@ -213,13 +213,21 @@ struct Layers {
   Tensors inputs, weights, biases;
 };
 
+// Floats a row; what has more than two dimensions is taken as if flattened.
+std::int64_t columns_of(const Tensor& x) {
+  std::int64_t columns = 1;
+  const Shape shape = x.shape();
+  for (std::size_t d = 1; d < shape.size(); ++d) columns *= shape[d];
+  return columns;
+}
+
 // Where the forward pass leaves what the backward pass needs, one after the other: the inputs side by side, each
 // layer's output but the last, each layer's weights; all as T.
 template <typename T>
 struct Kept {
   Kept(std::int64_t batch, const Tensors& inputs, const Tensors& weights) {
     std::int64_t columns = 0;
-    for (const Tensor& x : inputs) columns += x.shape()[1];
+    for (const Tensor& x : inputs) columns += columns_of(x);
     activations.push_back(0);
     size = batch * columns;
     for (std::size_t l = 0; l + 1 < weights.size(); ++l) {
@@ -246,7 +254,7 @@ template <typename T>
 void join(const Tensors& inputs, std::int64_t batch, std::int64_t columns, T* to) {
   std::int64_t offset = 0;
   for (const Tensor& x : inputs) {
-    const std::int64_t width = x.shape()[1];
+    const std::int64_t width = columns_of(x);
     const float* from = x.data<float>();
 #pragma omp parallel for schedule(static)
     for (std::int64_t b = 0; b < batch; ++b) narrow(from + b * width, width, to + b * columns + offset);
@@ -340,7 +348,7 @@ Tensors Backward(const Layers& layers, const Tensor& out, const Tensor& saved, c
   const std::int64_t num_out = weights[0].shape()[1];
   const T* rows = memory + kept.matrices[0];  // an input's columns are rows of the first layer's weights
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const std::int64_t width = inputs[i].shape()[1];
+    const std::int64_t width = columns_of(inputs[i]);
     if (wanted[i]) MatMul::run(batch, num_out, width, g, false, rows, true, nullptr, false, g_inputs[i].data<float>());
     rows += width * num_out;
   }
