@@ -290,7 +290,7 @@ async def dense(options: Options, *, batches: Sequence[int], threads: Sequence[i
 _DENSE = (
     ("dense", ()),
     ("dense float32", ("train.precision=float32",)),
-    ("dense paddle", ("train.operators=paddle",)),
+    ("dense paddle", ("train.operators=paddle", "train.precision=auto")),
 )
 
 

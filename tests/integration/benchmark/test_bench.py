@@ -110,8 +110,9 @@ def test_ps_and_dense(tmp_path: Path) -> None:
     report = asyncio.run(
         runs.dense(options(tmp_path / "work", repeat=2), batches=[100], threads=[1], say=lambda line: None)
     )
-    assert [len(case.values) for case in report.cases] == [2, 2]
+    assert [len(case.values) for case in report.cases] == [2, 2, 2, 2]
     cases = check_agreement(report, tmp_path / "dense")
+    assert [name.partition(",")[0] for name in cases] == ["dense", "dense float32", "dense paddle", "matmul"]
     assert cases["dense, batch 100, 1 thread"]["facts"]["GFLOP/s"][0] > 0
 
 
