@@ -185,7 +185,7 @@ class Tower(paddle.nn.Layer):  # type: ignore[misc]
     def forward(self, x_BX: Variable | Sequence[Variable]) -> Variable:
         """Outputs of the inputs [B, X], or of several [B, X_i] side by side."""
         several = isinstance(x_BX, (list, tuple))
-        parts = list(x_BX) if several else [x_BX]
+        parts: list[Variable] = list(x_BX) if several else [x_BX]
         if self.norms is None and self.dropout is None and (native.fits() if several else native.fits(*parts)):
             layers = [*self.hidden, *([] if self.output is None else [self.output])]
             relu = [True] * len(self.hidden) + [False] * (self.output is not None)
