@@ -270,7 +270,7 @@ def _gpu() -> Iterator[Finding]:
 
 def _gpu_software(num_gpus: int) -> Iterator[Finding]:
     """What `train.device: gpu` needs beside the driver. Jobs on the CPU need none of it."""
-    library, cublas, nccl = gpu_native.library_path(), gpu_native.cublas_library(), gpu_native.nccl_library()
+    library, cublas, nccl = gpu_native.kernels_path(), gpu_native.cublas_library(), gpu_native.nccl_library()
     if library.exists():
         yield Finding("ok", "GPU kernels", str(library))
     elif gpu_native.nvcc() is None:

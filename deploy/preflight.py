@@ -140,7 +140,7 @@ def _check_gpu() -> None:
             f"train.device: gpu needs compute capability 7.0 (V100) or later, and this machine has {oldest / 10}: hide "
             "that GPU with CUDA_VISIBLE_DEVICES, or set train.device to cpu"
         )
-    if not native.library_path().exists():
+    if not native.kernels_path().exists():
         raise native.GpuError("train.device: gpu needs kernels built for this machine: run `paddlewheel gpu build`")
 
 

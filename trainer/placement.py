@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from trainer import native
 from trainer.config import JobConfig
@@ -29,38 +29,25 @@ def dense_program(
         NativeError, GpuError: the job insists on what this machine cannot do.
         UnsupportedError: the model has an operator that no GPU kernel computes.
     """
-    num_dense, num_labels = len(job.data.dense_columns), len(job.data.labels)
-    shift = logit_shift(job.train.negative_sampling)
+    shared: dict[str, Any] = {
+        "num_dense": len(job.data.dense_columns),
+        "num_labels": len(job.data.labels),
+        "model": job.model,
+        "optimizer": job.train.dense,
+        "seed": job.seed,
+        "rank": rank,
+        "logit_shift": logit_shift(job.train.negative_sampling),
+    }
     if job.train.device == "gpu":
         from trainer.gpu.program import GpuProgram, chosen_precision
 
         device = open_device(rank)
-        return GpuProgram(
-            layouts,
-            num_dense=num_dense,
-            num_labels=num_labels,
-            model=job.model,
-            optimizer=job.train.dense,
-            seed=job.seed,
-            rank=rank,
-            logit_shift=shift,
-            device=device,
-            precision=chosen_precision(job.train.precision, device.capability),
-        )
+        precision = chosen_precision(job.train.precision, device.capability)
+        return GpuProgram(layouts, **shared, device=device, precision=precision)
     chosen = cpu_operators(job)
     if chosen.warning:
         warn(chosen.warning)
-    return DenseProgram(
-        layouts,
-        num_dense=num_dense,
-        num_labels=num_labels,
-        model=job.model,
-        optimizer=job.train.dense,
-        seed=job.seed,
-        rank=rank,
-        logit_shift=shift,
-        operators=chosen.precision,
-    )
+    return DenseProgram(layouts, **shared, operators=chosen.precision)
 
 
 def cpu_operators(job: JobConfig) -> native.Choice:

@@ -96,7 +96,7 @@ def test_what_a_gpu_lacks_has_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "NCCL" not in {finding.what for finding in environment._gpu_software(1)}
     monkeypatch.setattr(environment.gpu_native, "nvcc", lambda: tmp_path / "nvcc")
     assert "paddlewheel gpu build" in next(iter(environment._gpu_software(1))).remedy
-    environment.gpu_native.library_path().write_text("")
+    environment.gpu_native.kernels_path().write_text("")
     assert next(iter(environment._gpu_software(1))).level == "ok"
 
 

@@ -377,7 +377,7 @@ def test_kernels_that_were_not_built(monkeypatch, tmp_path):
 def test_a_library_that_is_none(monkeypatch, tmp_path):
     monkeypatch.setenv("PADDLEWHEEL_GPU_DIRECTORY", str(tmp_path))
     monkeypatch.setattr(native, "_library", None)
-    native.library_path().write_text("no library")
+    native.kernels_path().write_text("no library")
     with pytest.raises(GpuError, match=r"cannot be loaded: .*`paddlewheel gpu build` again"):
         native.load()
 

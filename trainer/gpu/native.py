@@ -46,7 +46,7 @@ def directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "paddlewheel", "gpu")
 
 
-def library_path() -> Path:
+def kernels_path() -> Path:
     """Of the library that belongs to this version of the kernels."""
     return directory() / f"kernels-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]}.so"
 
@@ -142,7 +142,7 @@ def build(architectures: Sequence[int] = ()) -> Path:
     if header is None or cublas is None:
         what = "cublasLt.h" if header is None else "libcublasLt.so"
         raise GpuError(f"{what} was not found: install cuBLAS with the CUDA toolkit, or pip install nvidia-cublas")
-    target = library_path()
+    target = kernels_path()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch, "kernels.so")
@@ -188,7 +188,7 @@ def load() -> ctypes.CDLL:
     global _library  # noqa: PLW0603  loaded once a process
     if _library is not None:
         return _library
-    path = library_path()
+    path = kernels_path()
     if not path.exists():
         raise GpuError(
             f"the GPU kernels are not built ({path} is missing): run `paddlewheel gpu build` on this machine"
@@ -213,8 +213,8 @@ class Device:
     """One GPU of this process: memory, a stream, calls. Frees everything on `close`."""
 
     def __init__(self, index: int) -> None:
-        self.library = load()
-        count = int(self.library.pw_num_devices())
+        self.loaded = load()
+        count = int(self.loaded.pw_num_devices())
         if count == 0:
             raise GpuError("CUDA shows no GPU to this process: look at nvidia-smi and CUDA_VISIBLE_DEVICES")
         if index >= count:
@@ -223,35 +223,35 @@ class Device:
                 f"(cluster.trainers), or set CUDA_VISIBLE_DEVICES"
             )
         self.index = index
-        self.check(self.library.pw_use_device(index))
-        self.capability = int(self.library.pw_capability(index))
-        self.stream = ctypes.c_void_p(self._made(self.library.pw_stream()))
+        self.check(self.loaded.pw_use_device(index))
+        self.capability = int(self.loaded.pw_capability(index))
+        self.stream = ctypes.c_void_p(self._made(self.loaded.pw_stream()))
         self._memory: dict[int, bool] = {}
 
     def check(self, code: int) -> None:
         """Raises GpuFaultError when a call failed."""
         if code != 0:
-            raise GpuFaultError(f"GPU {self.index}: {self.library.pw_last_error().decode()}")
+            raise GpuFaultError(f"GPU {self.index}: {self.loaded.pw_last_error().decode()}")
 
     def _made(self, pointer: Any) -> int:
         if not pointer:
-            raise GpuFaultError(f"GPU {self.index}: {self.library.pw_last_error().decode()}")
+            raise GpuFaultError(f"GPU {self.index}: {self.loaded.pw_last_error().decode()}")
         return int(pointer)
 
     def use(self) -> None:
         """Make this GPU the calling thread's."""
-        self.check(self.library.pw_use_device(self.index))
+        self.check(self.loaded.pw_use_device(self.index))
 
     def alloc(self, nbytes: int, *, host: bool = False) -> int:
         """Memory of the GPU, or pinned memory of the host."""
-        made = self._made((self.library.pw_alloc_host if host else self.library.pw_alloc)(ctypes.c_int64(nbytes)))
+        made = self._made((self.loaded.pw_alloc_host if host else self.loaded.pw_alloc)(ctypes.c_int64(nbytes)))
         self._memory[made] = host
         return made
 
     def free(self, pointer: int) -> None:
         """What `alloc` gave."""
         host = self._memory.pop(pointer)
-        (self.library.pw_free_host if host else self.library.pw_free)(ctypes.c_void_p(pointer))
+        (self.loaded.pw_free_host if host else self.loaded.pw_free)(ctypes.c_void_p(pointer))
 
     def close(self) -> None:
         """Free all memory."""
@@ -265,61 +265,61 @@ class Device:
         """
         assert source.flags.c_contiguous
         pointer = ctypes.c_void_p(source.ctypes.data)
-        self.check(self.library.pw_upload(ctypes.c_void_p(to), pointer, ctypes.c_int64(source.nbytes), self.stream))
+        self.check(self.loaded.pw_upload(ctypes.c_void_p(to), pointer, ctypes.c_int64(source.nbytes), self.stream))
 
     def download(self, target: NDArray[Any], source: int) -> None:
         """Copy memory of the GPU into an array; done after `synchronize`."""
         assert target.flags.c_contiguous
         pointer = ctypes.c_void_p(target.ctypes.data)
         self.check(
-            self.library.pw_download(pointer, ctypes.c_void_p(source), ctypes.c_int64(target.nbytes), self.stream)
+            self.loaded.pw_download(pointer, ctypes.c_void_p(source), ctypes.c_int64(target.nbytes), self.stream)
         )
 
     def synchronize(self) -> None:
         """Wait for everything on the stream."""
-        self.check(self.library.pw_synchronize(self.stream))
+        self.check(self.loaded.pw_synchronize(self.stream))
 
     def launch(self, call: Call, address: Address) -> None:
         """Start a kernel."""
         self._start(call.kernel, encode(call, address))
 
     def _start(self, kernel: str, struct: Any) -> None:
-        self.check(getattr(self.library, f"pw_{kernel}")(ctypes.byref(struct), self.stream))
+        self.check(getattr(self.loaded, f"pw_{kernel}")(ctypes.byref(struct), self.stream))
 
     def capture(self, calls: Sequence[Call], address: Address) -> int:
         """A graph of the calls, for `replay`."""
         structs = [(call.kernel, encode(call, address)) for call in calls]
-        self.check(self.library.pw_begin_capture(self.stream))
+        self.check(self.loaded.pw_begin_capture(self.stream))
         try:
             for kernel, struct in structs:
                 self._start(kernel, struct)
         finally:
-            graph = self.library.pw_end_capture(self.stream)
+            graph = self.loaded.pw_end_capture(self.stream)
         return self._made(graph)
 
     def replay(self, graph: int) -> None:
         """Start all calls of a graph."""
-        self.check(self.library.pw_launch(ctypes.c_void_p(graph), self.stream))
+        self.check(self.loaded.pw_launch(ctypes.c_void_p(graph), self.stream))
 
     def forget(self, graph: int) -> None:
         """A graph that is not needed any more."""
-        self.check(self.library.pw_free_graph(ctypes.c_void_p(graph)))
+        self.check(self.loaded.pw_free_graph(ctypes.c_void_p(graph)))
 
     def milliseconds(self, work: Callable[[], None]) -> float:
         """How long the GPU takes over what `work` starts."""
-        begin, end = (ctypes.c_void_p(self._made(self.library.pw_event())) for _ in range(2))
-        self.check(self.library.pw_record(begin, self.stream))
+        begin, end = (ctypes.c_void_p(self._made(self.loaded.pw_event())) for _ in range(2))
+        self.check(self.loaded.pw_record(begin, self.stream))
         work()
-        self.check(self.library.pw_record(end, self.stream))
-        found = float(self.library.pw_elapsed_ms(begin, end))
-        self.library.pw_free_event(begin)
-        self.library.pw_free_event(end)
+        self.check(self.loaded.pw_record(end, self.stream))
+        found = float(self.loaded.pw_elapsed_ms(begin, end))
+        self.loaded.pw_free_event(begin)
+        self.loaded.pw_free_event(end)
         return found
 
     def wait(self, seconds: float) -> bool:
         """Wait for the stream at most so long; whether it is done."""
         deadline = time.monotonic() + seconds
-        while (state := int(self.library.pw_query(self.stream))) == 1:
+        while (state := int(self.loaded.pw_query(self.stream))) == 1:
             if time.monotonic() > deadline:
                 return False
         self.check(state)

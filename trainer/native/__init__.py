@@ -59,12 +59,12 @@ class Support:
     """What this machine can do.
 
     Attributes:
-        library: the compiled operators, None when they are not built yet.
+        built: the compiled operators, None when they are not there yet.
         compiler: path of a C++ compiler, None when there is none.
         bfloat16: whether the processor multiplies bfloat16 in hardware (AVX512-BF16 or AMX).
     """
 
-    library: Path | None
+    built: Path | None
     compiler: str | None
     bfloat16: bool
 
@@ -93,8 +93,8 @@ def build() -> Path:
         NativeError: no compiler, no oneDNN in Paddle's wheel, no place to write to, or the compiler's error.
     """
     found = support()
-    if found.library is not None:
-        return found.library
+    if found.built is not None:
+        return found.built
     if found.compiler is None:
         raise NativeError("no C++ compiler was found. Install one (Debian, Ubuntu: apt-get install g++) or set CXX.")
     paddle = _paddle()
