@@ -14,7 +14,7 @@ from data_pipeline.errors import DataError
 
 if TYPE_CHECKING:
     from data_pipeline.config import DataConfig
-    from data_pipeline.dataset import Dataset
+    from data_pipeline.dataset import DataFile, Dataset
     from data_pipeline.sources import SourceFile
 
 Day = dt.date
@@ -62,8 +62,10 @@ def open_days(paths: str | Iterable[str], config: DataConfig, column: str, days:
 
     wanted = set(days)
     whole = Dataset.open(paths, config, keep=lambda source: day_of(source, column) in wanted)
-    files = {day: tuple(f for f in whole.files if day_of(f.source, column) == day) for day in sorted(wanted)}
-    found = {day: Dataset(here, config) for day, here in files.items()}
+    files: dict[Day, list[DataFile]] = {day: [] for day in sorted(wanted)}
+    for file in whole.files:
+        files[day_of(file.source, column)].append(file)
+    found = {day: Dataset(tuple(here), config) for day, here in files.items()}
     empty = [day.isoformat() for day, dataset in found.items() if dataset.num_rows == 0]
     if empty:
         raise DataError(f"{', '.join(empty)}: 0 rows for {'this day' if len(empty) == 1 else 'these days'}")

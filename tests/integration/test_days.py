@@ -271,12 +271,17 @@ def test_a_boundary_is_neither_lost_nor_doubled_when_the_trainer_dies_around_it(
         _kill(process, "pserver.child")
         output, errors = process.communicate(timeout=200)
     finally:
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGTERM)
-            process.communicate(timeout=30)
+        _end(process)
     assert process.returncode == 0, errors[-3000:]
     assert json.loads(output)["result"]["rows"] == 5 * ROWS
     _assert_as_undisturbed(run, 5)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """A job that a failed test has left running."""
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGTERM)
+        process.communicate(timeout=30)
 
 
 def _told(run: Path, what: str, at_least: int) -> list[dict]:
@@ -305,9 +310,7 @@ def test_boundaries_by_rows(tmp_path: Path) -> None:
         _kill(process, "trainer.child")
         output, errors = process.communicate(timeout=200)
     finally:
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGTERM)
-            process.communicate(timeout=30)
+        _end(process)
     assert process.returncode == 0, errors[-3000:]
     assert json.loads(output)["result"]["rows"] == 3 * ROWS
     report = history.report(run)

@@ -143,9 +143,6 @@ class Choice:
     precision: Precision | None
     warning: str = ""
 
-    def __str__(self) -> str:
-        return "paddle, float32" if self.precision is None else f"native, {self.precision}"
-
 
 def choose(operators: Literal["auto", "native", "paddle"], precision: Literal["auto", "float32", "bfloat16"]) -> Choice:
     """What `train.operators` and `train.precision` mean on this machine; loads the operators when they are chosen.
