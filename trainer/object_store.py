@@ -34,7 +34,7 @@ import xxhash
 
 from trainer import checkpoint
 from trainer.checkpoint import CURSOR, DENSE, MANIFEST, CheckpointError
-from trainer.checkpoints import Checkpoints, aside_name
+from trainer.location import Checkpoints, aside_name
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from deploy.cli.arguments import Json, answer
 
 if TYPE_CHECKING:
-    from trainer.checkpoints import Checkpoints
+    from trainer.location import Checkpoints
 
 EXIT_FIX_JOB = 64
 

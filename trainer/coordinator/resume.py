@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import CheckpointError
-from trainer.checkpoints import Checkpoints, open_address, open_checkpoints
+from trainer.checkpoints import open_address, open_checkpoints
 from trainer.coordinator.lineage import CURSOR_VERSION
+from trainer.location import Checkpoints
 
 if TYPE_CHECKING:
     from trainer.coordinator.plan import JobPlan

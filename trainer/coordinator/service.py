@@ -28,13 +28,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from trainer.checkpoint import CheckpointError
-from trainer.checkpoints import Checkpoints, DirectoryBusyError, open_checkpoints
+from trainer.checkpoints import open_checkpoints
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from trainer.coordinator import resume, state
 from trainer.coordinator.page import StatusPage
 from trainer.coordinator.plan import JobPlan
 from trainer.coordinator.security import Security, SecurityError
+from trainer.location import Checkpoints, DirectoryBusyError
 from trainer.logs import configure_logs
 from trainer.process import EXIT_FIX_JOB, EXIT_RETRY
 from trainer.telemetry import WebSecurityError, WebServer

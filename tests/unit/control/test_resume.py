@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from trainer import checkpoint
-from trainer.checkpoints import DirectoryBusyError, open_checkpoints
+from trainer.checkpoints import open_checkpoints
 from trainer.coordinator import resume
 from trainer.coordinator.plan import JobPlan
 from trainer.coordinator.resume import ResumeError, Start
 from trainer.coordinator.service import Journal
+from trainer.location import DirectoryBusyError
 
 JOB: dict[str, Any] = {
     "name": "j",
