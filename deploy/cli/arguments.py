@@ -3,11 +3,12 @@
 import contextlib
 import json as json_module
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 if TYPE_CHECKING:
     from trainer.config import JobConfig
@@ -41,6 +42,20 @@ Json = Annotated[
         help="Print one JSON object for machines instead of text for people.",
     ),
 ]
+
+Threads = Annotated[
+    int | None,
+    Parameter(validator=validators.Number(gte=1), help="Compute threads of the trainer. By default one for each core."),
+]
+
+
+class OptionError(ValueError):
+    """An option has a value that cannot be used."""
+
+
+def say(line: str) -> None:
+    """Tells a person how it goes; standard output is the answer's."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def answer(data: Any, *, json: bool, text: Callable[[], str]) -> None:

@@ -3,17 +3,17 @@
 import asyncio
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Coroutine
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter, validators
 
-from deploy.cli.arguments import JobFile, Json, Overrides, answer
+from deploy.cli.arguments import Json, OptionError, Overrides, Threads, answer, say
 from deploy.cli.data import Rows
+from deploy.cli.parity import parity, peers
 
 if TYPE_CHECKING:
     from trainer.benchmark.report import Report
@@ -24,32 +24,18 @@ app = App(name="bench", help="Measure speed on this machine, next to peers and c
 app.command(
     "deploy.cli.recovery:recovery", name="recovery", help="What the loss of a server costs, by size of the tables."
 )
+app.command(parity)
+app.command(peers)
 
 System = Literal["paddlewheel", "paddle-fleet", "torch-fp32", "torch-bf16"]
 _SYSTEMS: tuple[System, ...] = ("paddlewheel", "paddle-fleet", "torch-fp32", "torch-bf16")
 
-Repeat = Annotated[int, Parameter(validator=validators.Number(gte=1), help="Repetitions of every case, run in turns.")]
 Passes = Annotated[
     int,
     Parameter(
         validator=validators.Number(gte=2),
         help="Passes over the rows in a repetition; the first warms up and does not count.",
     ),
-]
-Threads = Annotated[
-    int | None,
-    Parameter(validator=validators.Number(gte=1), help="Compute threads of the trainer. By default one for each core."),
-]
-Seed = Annotated[int, Parameter(help="Fixes the rows.")]
-Out = Annotated[
-    Path | None,
-    Parameter(
-        help="Folder for results.json, results.md and, with matplotlib, results.png. Without it nothing is kept."
-    ),
-]
-Work = Annotated[
-    Path | None,
-    Parameter(help="Folder where data sets are kept for the next run. By default in the folder for temporary files."),
 ]
 Count = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 Environment = Annotated[
@@ -64,43 +50,75 @@ Environment = Annotated[
 Many = Annotated[tuple[Count, ...], Parameter(consume_multiple=True, negative=())]
 
 
-class OptionError(ValueError):
-    """An option has a value that cannot be used."""
+# Options that several commands share; a class for each stretch of them in the help. Cyclopts fills in what is not given
+# from the class itself, so another default is another class.
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Turns:
+    """How often is measured."""
+
+    repeat: Annotated[
+        int, Parameter(validator=validators.Number(gte=1), help="Repetitions of every case, run in turns.")
+    ] = 3
+    passes: Passes = 2
+
+
+@dataclass(frozen=True)
+class ShortTurns(Turns):
+    """The same where a pass is short."""
+
+    passes: Passes = 3
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Run:
+    """What is measured on, and what is kept."""
+
+    seed: Annotated[int, Parameter(help="Fixes the rows.")] = 1
+    work: Annotated[
+        Path | None,
+        Parameter(
+            help="Folder where data sets are kept for the next run. By default in the folder for temporary files."
+        ),
+    ] = None
+    out: Annotated[
+        Path | None,
+        Parameter(
+            help="Folder for results.json, results.md and, with matplotlib, results.png. Without it nothing is kept."
+        ),
+    ] = None
+
+
+_TURNS, _SHORT_TURNS, _RUN = Turns(), ShortTurns(), Run()
 
 
 def _options(
     rows: int,
-    seed: int,
-    repeat: int,
-    passes: int,
-    threads: int | None,
-    work: Path | None,
-    overrides: tuple[str, ...],
-    environment: tuple[str, ...],
+    turns: Turns,
+    run: Run,
+    *,
+    threads: int | None = None,
+    overrides: tuple[str, ...] = (),
+    env: tuple[str, ...] = (),
 ) -> "Options":
     from trainer.benchmark.runs import Options
     from trainer.benchmark.workload import Workload
 
-    if passes < 2 or repeat < 1:
-        raise OptionError(
-            f"--passes {passes} --repeat {repeat}: at least 2 passes (the first warms up) and 1 repetition"
-        )
-    for setting in environment:
+    for setting in env:
         if not setting.partition("=")[0] or "=" not in setting:
             raise OptionError(f"--env {setting}: write NAME=VALUE")
     return Options(
-        Workload(rows=rows, seed=seed),
-        repeat=repeat,
-        passes=passes,
+        Workload(rows=rows, seed=run.seed),
+        repeat=turns.repeat,
+        passes=turns.passes,
         threads=threads or len(os.sched_getaffinity(0)),
-        work_directory=(work or Path(tempfile.gettempdir(), "paddlewheel-bench")).absolute(),
+        work_directory=(run.work or Path(tempfile.gettempdir(), "paddlewheel-bench")).absolute(),
         overrides=overrides,
-        environment=dict(setting.split("=", 1) for setting in environment),
+        environment=dict(setting.split("=", 1) for setting in env),
     )
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _finish(measuring: "Coroutine[Any, Any, Report]", out: Path | None, *, json: bool) -> int:
@@ -114,7 +132,7 @@ def _finish(measuring: "Coroutine[Any, Any, Report]", out: Path | None, *, json:
 def _written(report: "Report", out: Path | None, *, json: bool) -> int:
     if out is not None:
         for path in report.write(out):
-            _say(f"wrote {path}")
+            say(f"wrote {path}")
     answer(report.to_json(), json=json, text=report.markdown)
     return 0
 
@@ -131,8 +149,7 @@ def train(
     *,
     rows: Rows = 200_000,
     batch: Many = (2048, 512),
-    repeat: Repeat = 3,
-    passes: Passes = 2,
+    turns: Turns = _TURNS,
     servers: Count = 1,
     trainers: Count = 1,
     only: Annotated[tuple[System, ...], Parameter(consume_multiple=True, negative=())] = _SYSTEMS,
@@ -140,9 +157,7 @@ def train(
     ceilings: bool = True,
     torch_python: Path | None = None,
     threads: Threads = None,
-    seed: Seed = 1,
-    work: Work = None,
-    out: Out = None,
+    run: Run = _RUN,
     overrides: Overrides = (),
     env: Environment = (),
     json: Json = False,
@@ -175,7 +190,7 @@ def train(
 
     if device == "gpu":
         overrides = (*overrides, "train.device=gpu")
-    options = _options(rows, seed, repeat, passes, threads, work, overrides, env)
+    options = _options(rows, turns, run, threads=threads, overrides=overrides, env=env)
     measuring = runs.train(
         options,
         batches=batch,
@@ -184,9 +199,9 @@ def train(
         trainers=trainers,
         torch_python=torch_python,
         ceilings=ceilings,
-        say=_say,
+        say=say,
     )
-    return _finish(measuring, out, json=json)
+    return _finish(measuring, run.out, json=json)
 
 
 @app.command
@@ -195,11 +210,8 @@ def data(
     rows: Rows = 1_000_000,
     batch: Many = (2048,),
     threads: Many = (1, 2),
-    repeat: Repeat = 3,
-    passes: Passes = 3,
-    seed: Seed = 1,
-    work: Work = None,
-    out: Out = None,
+    turns: ShortTurns = _SHORT_TURNS,
+    run: Run = _RUN,
     overrides: Overrides = (),
     json: Json = False,
 ) -> int:
@@ -216,8 +228,8 @@ def data(
     """
     from trainer.benchmark import reading
 
-    options = _options(rows, seed, repeat, passes, None, work, overrides, ())
-    return _finish(reading.data(options, batches=batch, threads=threads, say=_say), out, json=json)
+    options = _options(rows, turns, run, overrides=overrides)
+    return _finish(reading.data(options, batches=batch, threads=threads, say=say), run.out, json=json)
 
 
 @app.command
@@ -228,11 +240,8 @@ def ps(
     servers: Many = (1, 2),
     table_keys: Rows = 1_000_000,
     pass_keys: Rows = 2_000_000,
-    repeat: Repeat = 3,
-    passes: Passes = 2,
-    seed: Seed = 1,
-    work: Work = None,
-    out: Out = None,
+    turns: Turns = _TURNS,
+    run: Run = _RUN,
     env: Environment = (),
     json: Json = False,
 ) -> int:
@@ -257,7 +266,7 @@ def ps(
         raise OptionError(
             f"--keys {max(keys)}: a call cannot have more keys than the table (--table-keys {table_keys})"
         )
-    options = _options(1_000, seed, repeat, passes, None, work, (), env)
+    options = _options(1_000, turns, run, env=env)
     measuring = runs.ps(
         options,
         keys_per_call=keys,
@@ -265,9 +274,9 @@ def ps(
         servers=servers,
         num_keys=table_keys,
         keys_per_pass=pass_keys,
-        say=_say,
+        say=say,
     )
-    return _finish(measuring, out, json=json)
+    return _finish(measuring, run.out, json=json)
 
 
 @app.command
@@ -284,9 +293,7 @@ def tables(
     project: Rows = 10_000_000_000,
     node_memory_gib: Count = 64,
     node_cores: Count = 16,
-    seed: Seed = 1,
-    work: Work = None,
-    out: Out = None,
+    run: Run = _RUN,
     json: Json = False,
 ) -> int:
     """Bytes a key, and the rates of inserts, pulls, pushes, saves and loads, as a table grows; a projection.
@@ -317,14 +324,14 @@ def tables(
             sizes=keys,
             num_servers=servers,
             config=TableConfig.model_validate({"width": width, "optimizer": {"rule": rule}}),
-            work_directory=work,
+            work_directory=run.work,
             projected_keys=project,
             nodes=benchmark.Nodes(memory_bytes=node_memory_gib << 30, cores=node_cores),
-            seed=seed,
-            say=_say,
+            seed=run.seed,
+            say=say,
         )
 
-    return _finish(measure(), out, json=json)
+    return _finish(measure(), run.out, json=json)
 
 
 @app.command
@@ -333,8 +340,7 @@ def dense(
     rows: Rows = 100_000,
     batch: Many = (2048, 512),
     threads: Many = (1, 2),
-    repeat: Repeat = 3,
-    passes: Passes = 3,
+    turns: ShortTurns = _SHORT_TURNS,
     device: Literal["cpu", "gpu"] = "cpu",
     models: Annotated[tuple[Literal["deepfm", "dlrm", "dcn"], ...], Parameter(consume_multiple=True, negative=())] = (
         "deepfm",
@@ -349,9 +355,7 @@ def dense(
     modes: Annotated[
         tuple[Literal["eager", "compile", "graph"], ...], Parameter(consume_multiple=True, negative=())
     ] = ("eager", "compile"),
-    seed: Seed = 1,
-    work: Work = None,
-    out: Out = None,
+    run: Run = _RUN,
     overrides: Overrides = (),
     env: Environment = (),
     json: Json = False,
@@ -376,7 +380,7 @@ def dense(
     """
     from trainer.benchmark import runs
 
-    options = _options(rows, seed, repeat, passes, None, work, overrides, env)
+    options = _options(rows, turns, run, overrides=overrides, env=env)
     if device == "gpu":
         report = runs.gpu_towers(
             options,
@@ -385,10 +389,10 @@ def dense(
             precisions=precisions,
             torch_python=torch_python,
             modes=modes,
-            say=_say,
+            say=say,
         )
-        return _written(report, out, json=json)
-    return _finish(runs.dense(options, batches=batch, threads=threads, say=_say), out, json=json)
+        return _written(report, run.out, json=json)
+    return _finish(runs.dense(options, batches=batch, threads=threads, say=say), run.out, json=json)
 
 
 @app.command
@@ -398,12 +402,9 @@ def scaling(
     batch: Count = 2048,
     trainers: Many = (1, 2, 4),
     servers: Many = (1, 2, 4),
-    repeat: Repeat = 3,
-    passes: Passes = 2,
+    turns: Turns = _TURNS,
     threads: Threads = None,
-    seed: Seed = 1,
-    work: Work = None,
-    out: Out = None,
+    run: Run = _RUN,
     overrides: Overrides = (),
     env: Environment = (),
     json: Json = False,
@@ -423,9 +424,9 @@ def scaling(
     """
     from trainer.benchmark import runs
 
-    options = _options(rows, seed, repeat, passes, threads, work, overrides, env)
+    options = _options(rows, turns, run, threads=threads, overrides=overrides, env=env)
     return _finish(
-        runs.scaling(options, batch_rows=batch, trainers=trainers, servers=servers, say=_say), out, json=json
+        runs.scaling(options, batch_rows=batch, trainers=trainers, servers=servers, say=say), run.out, json=json
     )
 
 
@@ -445,89 +446,3 @@ def compare(before: Path, after: Path, *, json: Json = False) -> None:
     older, newer = report.Report.read(before), report.Report.read(after)
     text = report.compare(older, newer)
     answer({"before": older.to_json(), "after": newer.to_json(), "table": text}, json=json, text=lambda: text)
-
-
-@app.command
-def parity(
-    job: JobFile,
-    *,
-    out: Annotated[Path, Parameter(help="Folder for the runs (kept, so that it can go on), a table and a plot.")],
-    variants: Annotated[
-        tuple[str, ...],
-        Parameter(
-            consume_multiple=True,
-            negative=(),
-            help="single, SxT (servers x trainers), SxT@k (at most k steps of staleness). By default single, 1x1@0, "
-            "1x1@1, 2x2@0, 2x2@1, 2x2@4, 2x2@8.",
-        ),
-    ] = (),
-    seeds: Annotated[int, Parameter(validator=validators.Number(gte=1), help="Seeds, counted from the job's own.")] = 5,
-    overrides: Overrides = (),
-    json: Json = False,
-) -> None:
-    """Accuracy of one job in one process and spread over many, seed by seed: AUC, its band, its difference.
-
-    Trainers share the job's batch, so that a step sees as many rows in every variant.
-    """
-    from trainer.config import JobConfig
-    from trainer.parity import lab
-
-    config = JobConfig.load(job, overrides)
-    chosen = [lab.Variant.parse(text) for text in variants or lab.DEFAULT_VARIANTS]
-    runs = lab.run_all(config, chosen, range(config.seed, config.seed + seeds), out, _say)
-    comparisons = lab.compare(runs)
-    table = lab.markdown(comparisons)
-    (out / "parity.md").write_text(table + "\n", encoding="utf-8")
-    try:
-        lab.plot(runs, out / "parity.png")
-    except ImportError:
-        _say("no plot: matplotlib is not installed (extra `plot`)")
-    answer([asdict(c) for c in comparisons], json=json, text=lambda: table)
-
-
-@app.command
-def peers(
-    job: JobFile,
-    *,
-    torch_python: Annotated[Path, Parameter(help="A Python that has torch and numpy.")],
-    out: Annotated[Path, Parameter(help="Folder for the results.")],
-    models: Annotated[
-        tuple[Literal["lr", "deepfm", "dcn", "din"], ...], Parameter(consume_multiple=True, negative=())
-    ] = ("lr", "deepfm", "dcn"),
-    seeds: Annotated[int, Parameter(validator=validators.Number(gte=1), help="Seeds, counted from the job's own.")] = 3,
-    peer_rates: Annotated[
-        tuple[float, ...],
-        Parameter(
-            consume_multiple=True, negative=(), help="Learning rate of PyTorch's Adam, one for all models or one each."
-        ),
-    ] = (1e-3,),
-    peer_l2: Annotated[float, Parameter(help="L2 of PyTorch's Adam, on all parameters.")] = 1e-4,
-    min_count: Annotated[
-        int, Parameter(validator=validators.Number(gte=1), help="PyTorch: rarer ids share one embedding.")
-    ] = 10,
-    threads: Threads = None,
-    overrides: Overrides = (),
-    json: Json = False,
-) -> None:
-    """AUC of our models, in one process, next to plain PyTorch ones on the same rows, features and split.
-
-    Both are judged at their best epoch of as many as the job has.
-    """
-    from trainer.config import JobConfig
-    from trainer.parity import peers as lab
-
-    config = JobConfig.load(job, overrides)
-    if len(peer_rates) not in {1, len(models)}:
-        raise OptionError(f"--peer-rates has {len(peer_rates)} numbers for {len(models)} models: give one, or one each")
-    rates = dict(zip(models, peer_rates * (len(models) // len(peer_rates)), strict=True))
-    results = lab.run(
-        {kind: lab.variant(config, kind) for kind in models},
-        {kind: lab.PeerOptions(rates[kind], peer_l2, min_count, threads or 1) for kind in models},
-        range(config.seed, config.seed + seeds),
-        torch_python,
-        out,
-        _say,
-    )
-    table = lab.markdown(results)
-    (out / "peers.md").write_text(table + "\n", encoding="utf-8")
-    answer([asdict(r) for r in results], json=json, text=lambda: table)

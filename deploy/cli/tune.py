@@ -1,12 +1,11 @@
 """``paddlewheel tune``: search over a job's settings."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
-from deploy.cli.arguments import JobFile, Json, Overrides, answer
+from deploy.cli.arguments import JobFile, Json, Overrides, answer, say
 
 Metric = Literal[
     "auc",
@@ -45,7 +44,7 @@ def tune(
     from trainer.parity.lab import Variant
 
     search = tuning.Search(job, overrides, tuning.load_space(space), metric, Variant.parse(run_as), seeds)
-    study = tuning.run(search, trials, out, lambda line: print(line, file=sys.stderr, flush=True))
+    study = tuning.run(search, trials, out, say)
     files = tuning.write(search, study, out)
     table = tuning.markdown(search, study)
     (out / "trials.md").write_text(table + "\n", encoding="utf-8")
