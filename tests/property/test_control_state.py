@@ -10,11 +10,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.coordinator import state
+from trainer.coordinator import messages
 from trainer.coordinator.config import ControlConfig
 from trainer.coordinator.lineage import prove
+from trainer.coordinator.messages import Member, Role
 from trainer.coordinator.plan import JobPlan
-from trainer.coordinator.state import ChildState, Control, Member, Phase, Role
+from trainer.coordinator.seats import ChildState
+from trainer.coordinator.state import Control, Phase
 
 LIMITS = ControlConfig(
     heartbeat_seconds=0.5,
@@ -81,52 +83,52 @@ class World:
         self.agents = [Agent(member) for member in members]
         self.num_sessions = 0
         self.num_overs = 0
-        self.commits: deque[state.Commit] = deque()
+        self.commits: deque[messages.Commit] = deque()
         self.committed: dict[str, Any] = {}  # cursors by draft
         self.newest: str | None = None
         self.stop_asked = False
 
     # -- what the control does
 
-    def give(self, event: state.Event) -> None:
+    def give(self, event: messages.Event) -> None:
         was_over = self.control.phase is Phase.OVER
         actions = self.control.handle(event, self.now)
         for action in actions:
             self._check(action)
             agent = next((a for a in self.agents if a.session == getattr(action, "session", None)), None)
             match action:
-                case state.Over():
+                case messages.Over():
                     self.num_overs += 1
                     assert not was_over
-                case state.Commit():
+                case messages.Commit():
                     assert not self.commits, "two commits at once"
                     self.commits.append(action)
-                case state.Note() | state.Discard() | state.CheckpointDone():
+                case messages.Note() | messages.Discard() | messages.CheckpointDone():
                     pass
                 case _ if agent is None:
-                    assert isinstance(action, (state.Refuse, state.Finish)), f"{action} to a session that is gone"
-                case state.Refuse() | state.Drop():
+                    assert isinstance(action, (messages.Refuse, messages.Finish)), f"{action} to a session that is gone"
+                case messages.Refuse() | messages.Drop():
                     self._hang_up(agent)
                 case _:
                     agent.commands.append(action)
         assert self.num_overs <= 1
 
-    def _check(self, action: state.Action) -> None:
+    def _check(self, action: messages.Action) -> None:
         match action:
-            case state.StartChild(session=session, spec=spec):
+            case messages.StartChild(session=session, spec=spec):
                 assert not self.commits, "a new incarnation before it is known what was committed"
                 assert spec.get("restore", self.newest) == self.newest, "not the newest checkpoint"
                 agent = next(a for a in self.agents if a.session == session)
-                assert not any(isinstance(c, state.StartChild) for c in agent.commands), "told twice to start"
+                assert not any(isinstance(c, messages.StartChild) for c in agent.commands), "told twice to start"
                 assert agent.child is None, "told to start a second child"
                 if agent.member.role is Role.TRAINER:
-                    servers = list(self.control.seats_of(Role.PSERVER))
+                    servers = list(self.control.seats.of(Role.PSERVER))
                     assert all(seat.child is ChildState.READY for seat in servers), "trainers before servers"
-            case state.Over(outcome=outcome):
+            case messages.Over(outcome=outcome):
                 self._check_outcome(outcome)
 
-    def _check_outcome(self, outcome: state.Outcome) -> None:
-        trainers = list(self.control.seats_of(Role.TRAINER))
+    def _check_outcome(self, outcome: messages.Outcome) -> None:
+        trainers = list(self.control.seats.of(Role.TRAINER))
         if outcome.exit_code == 0:
             assert self.control.result is not None
             assert all(seat.child is ChildState.ENDED for seat in trainers)
@@ -155,7 +157,7 @@ class World:
         agent.commands.clear()
         agent.events.clear()
         if session is not None:
-            self.give(state.Left(session))
+            self.give(messages.Left(session))
 
     # -- what the world does
 
@@ -163,34 +165,34 @@ class World:
         if agent.session is None and agent.finished is None:
             self.num_sessions += 1
             agent.session, agent.frozen = self.num_sessions, False
-            agent.events.append(state.Available(agent.session, 7000 + self.num_sessions))
-            self.give(state.Joined(agent.session, agent.member.role, agent.member.rank, "h", 1))
+            agent.events.append(messages.Available(agent.session, 7000 + self.num_sessions))
+            self.give(messages.Joined(agent.session, agent.member.role, agent.member.rank, "h", 1))
 
     def obey(self, agent: Agent) -> None:
         if agent.session is None or agent.frozen or not agent.commands:
             return
         match agent.commands.popleft():
-            case state.StartChild(incarnation=incarnation):
+            case messages.StartChild(incarnation=incarnation):
                 epoch = self.committed[self.newest]["position"]["epoch"] if self.newest else 0
                 agent.child = Child(incarnation, epoch, doing="open" if epoch < NUM_EPOCHS else "save")
-                agent.events.append(state.ChildStarted(agent.session, incarnation, 9))
-            case state.StopChild(incarnation=incarnation) if (
+                agent.events.append(messages.ChildStarted(agent.session, incarnation, 9))
+            case messages.StopChild(incarnation=incarnation) if (
                 agent.child is not None and agent.child.incarnation == incarnation
             ):
                 self._end_child(agent, -9, expected=True)
-            case state.TellChild(line={"command": "stop"}) if agent.child is not None:
+            case messages.TellChild(line={"command": "stop"}) if agent.child is not None:
                 self._end_child(agent, 143)
-            case state.TellChild(line=line) if agent.child is not None and "reply" in line:
+            case messages.TellChild(line=line) if agent.child is not None and "reply" in line:
                 agent.child.replies.append(line)
-            case state.Finish(exit_code=code):
+            case messages.Finish(exit_code=code):
                 agent.finished = code
                 self._hang_up(agent)
 
     def _end_child(self, agent: Agent, code: int, *, expected: bool = False) -> None:
         assert agent.child is not None
         assert agent.session is not None
-        agent.events.append(state.ChildExited(agent.session, agent.child.incarnation, code, expected))
-        agent.events.append(state.Available(agent.session, 8000 + agent.session))
+        agent.events.append(messages.ChildExited(agent.session, agent.child.incarnation, code, expected))
+        agent.events.append(messages.Available(agent.session, 8000 + agent.session))
         agent.child = None
 
     def deliver(self, agent: Agent) -> None:
@@ -204,7 +206,7 @@ class World:
             return
         if not child.ready:
             child.ready = True
-            agent.events.append(state.ChildReady(session, child.incarnation))
+            agent.events.append(messages.ChildReady(session, child.incarnation))
             return
         if agent.member.role is Role.PSERVER or self.control.phase is not Phase.RUNNING:
             return
@@ -228,14 +230,14 @@ class World:
                 if first is None or first.num_commits > child.num_commits:
                     self._next_epoch(child)
             case "end":
-                agent.events.append(state.ChildSaid(session, child.incarnation, {"event": "result", "rows": 1}))
+                agent.events.append(messages.ChildSaid(session, child.incarnation, {"event": "result", "rows": 1}))
                 self._end_child(agent, 0)
 
     @staticmethod
     def _ask(agent: Agent, child: Child, what: str, **fields: Any) -> None:
         assert agent.session is not None
         said = {"event": "request", "id": 7, "what": what, "epoch": child.epoch, **fields}
-        agent.events.append(state.ChildSaid(agent.session, child.incarnation, said))
+        agent.events.append(messages.ChildSaid(agent.session, child.incarnation, said))
         child.asked = True
 
     def _hear(self, agent: Agent, child: Child, reply: dict[str, Any]) -> None:
@@ -271,17 +273,17 @@ class World:
             return
         commit = self.commits.popleft()
         if fails:
-            self.give(state.Settled(commit, error="disk full"))
+            self.give(messages.Settled(commit, error="disk full"))
         else:
             self.newest = commit.cursor.draft
             self.committed[self.newest] = commit.cursor.body
-            self.give(state.Settled(commit, path=self.newest))
+            self.give(messages.Settled(commit, path=self.newest))
 
     def crash(self, agent: Agent, code: int) -> None:
         if agent.child is not None and agent.session is not None and not agent.frozen:
             if code == 64:
                 said = {"event": "error", "kind": "job", "message": "m"}
-                agent.events.append(state.ChildSaid(agent.session, agent.child.incarnation, said))
+                agent.events.append(messages.ChildSaid(agent.session, agent.child.incarnation, said))
             self._end_child(agent, code)
 
     def die(self, agent: Agent) -> None:
@@ -290,7 +292,7 @@ class World:
 
     def stop(self) -> None:
         self.stop_asked = True
-        self.give(state.StopRequested("asked", 143))
+        self.give(messages.StopRequested("asked", 143))
 
     def wait(self, seconds: float) -> None:
         """Time passes in ticks; agents that are not frozen send heartbeats."""
@@ -298,8 +300,8 @@ class World:
             self.now += min(seconds, 0.5)
             for agent in self.agents:
                 if agent.session is not None and not agent.frozen:
-                    self.give(state.Heard(agent.session))
-            self.give(state.Tick())
+                    self.give(messages.Heard(agent.session))
+            self.give(messages.Tick())
 
     def settle(self) -> None:
         """Everybody behaves from now on: the job must come to an end."""
@@ -384,7 +386,7 @@ def test_every_order_of_events_ends_well(
             case "commit":
                 world.commit(fails=number == 0)
             case "ask":
-                world.give(state.CheckpointAsked())
+                world.give(messages.CheckpointAsked())
             case _:
                 getattr(world, name)(agent)
     world.settle()
@@ -405,6 +407,6 @@ def test_without_losses_every_order_of_arrival_ends_with_success(
         if world.control.phase is Phase.OVER:
             break
     world.settle()
-    assert world.control.outcome == state.Outcome(0)
+    assert world.control.outcome == messages.Outcome(0)
     assert world.control.num_restarts == 0
     assert world.control.incarnation == 1

@@ -31,10 +31,11 @@ from trainer.checkpoint import CheckpointError
 from trainer.checkpoints import open_checkpoints
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
-from trainer.coordinator import resume, state
+from trainer.coordinator import messages, resume
 from trainer.coordinator.page import StatusPage
 from trainer.coordinator.plan import JobPlan
 from trainer.coordinator.security import Security, SecurityError
+from trainer.coordinator.state import Control, Phase
 from trainer.location import Checkpoints, DirectoryBusyError
 from trainer.logs import configure_logs
 from trainer.process import EXIT_FIX_JOB, EXIT_RETRY
@@ -42,7 +43,7 @@ from trainer.telemetry import WebSecurityError, WebServer
 from trainer.telemetry.discovery import TargetFile
 from trainer.telemetry.scalars import Scalars
 
-_ROLES = {pb.ROLE_PSERVER: state.Role.PSERVER, pb.ROLE_TRAINER: state.Role.TRAINER}
+_ROLES = {pb.ROLE_PSERVER: messages.Role.PSERVER, pb.ROLE_TRAINER: messages.Role.TRAINER}
 _ROLE_NUMBERS = {role: number for number, role in _ROLES.items()}
 _NUM_ENTRIES_KEPT = 200
 _FAREWELL_SECONDS = 3.0
@@ -90,13 +91,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self.plan = plan
         self._kept = kept
         self.over = asyncio.Event()
-        self._control = state.Control(plan, time.monotonic(), start, incarnation)
+        self._control = Control(plan, time.monotonic(), start, incarnation)
         self._journal = journal
         # A disk may stall for seconds, the event loop must not: agents would take this process for lost. One thread
         # keeps the order of the records, those of commits included.
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "journal")
         self._tasks: set[asyncio.Task[None]] = set()
-        self._asking: list[asyncio.Future[state.CheckpointDone]] = []
+        self._asking: list[asyncio.Future[messages.CheckpointDone]] = []
         self._log = structlog.get_logger().bind(job=plan.name, role="coordinator")
         self._outboxes: dict[int, asyncio.Queue[pb.AgentCommand | None]] = {}
         self._num_sessions = 0
@@ -120,30 +121,34 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     # -- the state machine
 
-    def apply(self, event: state.Event) -> None:
+    def apply(self, event: messages.Event) -> None:
         """Gives the event to the state machine and carries out what it decides."""
         for action in self._control.handle(event, time.monotonic()):
             self._perform(action)
-        if self.scalars is not None and isinstance(event, state.ChildSaid) and event.event.get("event") == "evaluation":
+        if (
+            self.scalars is not None
+            and isinstance(event, messages.ChildSaid)
+            and event.event.get("event") == "evaluation"
+        ):
             self.scalars.evaluation(event.event)
         self._version += 1
 
-    def _perform(self, action: state.Action) -> None:
+    def _perform(self, action: messages.Action) -> None:
         match action:
-            case state.Commit():
+            case messages.Commit():
                 self._run(self._commit(action))
-            case state.Discard(drafts):
+            case messages.Discard(drafts):
                 self._run(self._discard(drafts))
-            case state.CheckpointDone():
+            case messages.CheckpointDone():
                 asking, self._asking = self._asking, []
                 for future in asking:
                     if not future.done():
                         future.set_result(action)
-            case state.Note(level, text, record):
+            case messages.Note(level, text, record):
                 self._note(level, text)
                 if record is not None:
                     self._record(record)
-            case state.Over(outcome):
+            case messages.Over(outcome):
                 record = {
                     "what": "over",
                     "exit_code": outcome.exit_code,
@@ -159,19 +164,19 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             case _:
                 self._tell(action)
 
-    def _tell(self, action: state.Action) -> None:
+    def _tell(self, action: messages.Action) -> None:
         """Actions that are commands to agents."""
         limits = self.plan.control
         match action:
-            case state.Welcome(session, rank):
+            case messages.Welcome(session, rank):
                 welcome = pb.Welcome(
                     rank=rank, heartbeat_seconds=limits.heartbeat_seconds, silence_seconds=limits.silence_seconds
                 )
                 self._send(session, pb.AgentCommand(welcome=welcome))
-            case state.Refuse(session, reason, exit_code):
+            case messages.Refuse(session, reason, exit_code):
                 self._send(session, pb.AgentCommand(refused=pb.Refused(reason=reason, exit_code=exit_code)))
                 self._send(session, None)
-            case state.StartChild(session, incarnation, spec):
+            case messages.StartChild(session, incarnation, spec):
                 start = pb.StartChild(
                     incarnation=incarnation,
                     spec_json=json.dumps(spec),
@@ -179,20 +184,20 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     deaf_seconds=limits.deaf_seconds,
                 )
                 self._send(session, pb.AgentCommand(start_child=start))
-            case state.TellChild(session, incarnation, line):
+            case messages.TellChild(session, incarnation, line):
                 self._send(
                     session, pb.AgentCommand(child_input=pb.ChildInput(incarnation=incarnation, json=json.dumps(line)))
                 )
-            case state.AskHost(session, incarnation, order):
+            case messages.AskHost(session, incarnation, order):
                 host_order = pb.HostOrder(incarnation=incarnation, json=json.dumps(order))
                 self._send(session, pb.AgentCommand(host_order=host_order))
-            case state.StopChild(session, incarnation, grace):
+            case messages.StopChild(session, incarnation, grace):
                 self._send(
                     session, pb.AgentCommand(stop_child=pb.StopChild(incarnation=incarnation, grace_seconds=grace))
                 )
-            case state.Finish(session, exit_code, reason):
+            case messages.Finish(session, exit_code, reason):
                 self._send(session, pb.AgentCommand(finish=pb.Finish(exit_code=exit_code, reason=reason)))
-            case state.Drop(session):
+            case messages.Drop(session):
                 self._send(session, None)
 
     def _run(self, job: Coroutine[Any, Any, None]) -> None:
@@ -206,15 +211,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         except (OSError, ValueError) as error:
             self._note("warning", f"drafts {drafts} could not be removed: {error}")
 
-    async def _commit(self, commit: state.Commit) -> None:
+    async def _commit(self, commit: messages.Commit) -> None:
         try:
             path = await self._loop.run_in_executor(self._writer, self._commit_files, commit)
         except (OSError, ValueError) as error:
-            self.apply(state.Settled(commit, error=str(error)))
+            self.apply(messages.Settled(commit, error=str(error)))
         else:
-            self.apply(state.Settled(commit, path=path))
+            self.apply(messages.Settled(commit, path=path))
 
-    def _commit_files(self, commit: state.Commit) -> str:
+    def _commit_files(self, commit: messages.Commit) -> str:
         """Verifies and commits a draft. The journal knows of it before it has its name, or there is no commit."""
         cursor, kept = commit.cursor, self._kept
         draft = kept.draft(cursor.draft)
@@ -273,7 +278,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Lets time pass for the state machine, pulses to the agents and news to the watchers, until cancelled."""
         while True:
             await asyncio.sleep(self.plan.control.heartbeat_seconds / 2)
-            self.apply(state.Tick())
+            self.apply(messages.Tick())
             self.page.curves.add(time.monotonic() - self._started_at, self._control.progress)
             if self.scalars is not None:
                 self.scalars.progress(self._control.progress)
@@ -298,7 +303,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         outbox: asyncio.Queue[pb.AgentCommand | None] = asyncio.Queue()
         self._outboxes[session] = outbox
         rank = join.rank if join.HasField("rank") else None
-        self.apply(state.Joined(session, role, rank, join.host, join.pid))
+        self.apply(messages.Joined(session, role, rank, join.host, join.pid))
         reader = asyncio.create_task(self._read(session, request_iterator))
         reader.add_done_callback(lambda _task: outbox.put_nowait(None))
         try:
@@ -307,7 +312,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         finally:
             reader.cancel()
             del self._outboxes[session]
-            self.apply(state.Left(session))
+            self.apply(messages.Left(session))
 
     async def _read(self, session: int, messages: AsyncIterator[pb.AgentMessage]) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
@@ -346,9 +351,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> pb.CheckpointReply:
         """A checkpoint at the next step; waits until it is committed."""
         del context
-        future: asyncio.Future[state.CheckpointDone] = self._loop.create_future()
+        future: asyncio.Future[messages.CheckpointDone] = self._loop.create_future()
         self._asking.append(future)
-        self.apply(state.CheckpointAsked())
+        self.apply(messages.CheckpointAsked())
         try:
             done = await asyncio.wait_for(future, request.timeout_seconds or None)
         except asyncio.TimeoutError:
@@ -358,7 +363,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def StopJob(self, request: pb.StopRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.StopReply:
         """An ordered stop."""
         del context
-        self.apply(state.StopRequested(request.reason or "stopped by a user", request.exit_code or 143))
+        self.apply(messages.StopRequested(request.reason or "stopped by a user", request.exit_code or 143))
         return pb.StopReply()
 
     def status(self) -> pb.JobStatus:
@@ -405,9 +410,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     def _progress_age(self, now: float) -> float:
         """Seconds since the slowest trainer last moved; 0 unless the trainers are at work."""
-        if self._control.phase is not state.Phase.RUNNING:
+        if self._control.phase is not Phase.RUNNING:
             return 0.0
-        return max(0.0, *(now - seat.moved_at for seat in self._control.seats_of(state.Role.TRAINER)))
+        return max(0.0, *(now - seat.moved_at for seat in self._control.seats.of(messages.Role.TRAINER)))
 
     def _checkpoint_status(self, now: float) -> pb.CheckpointStatus:
         known = self._control.checkpoint
@@ -442,31 +447,31 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await asyncio.sleep(0.02)
 
 
-def _event_of(session: int, message: pb.AgentMessage) -> state.Event | None:
+def _event_of(session: int, message: pb.AgentMessage) -> messages.Event | None:
     match message.WhichOneof("message"):
         case "heartbeat":
             beat = message.heartbeat
             left = beat.seconds_to_limit if beat.HasField("seconds_to_limit") else None
-            return state.Heard(session, beat.child_memory_bytes, beat.child_stopped, beat.memory_limit_bytes, left)
+            return messages.Heard(session, beat.child_memory_bytes, beat.child_stopped, beat.memory_limit_bytes, left)
         case "available":
-            return state.Available(session, message.available.port)
+            return messages.Available(session, message.available.port)
         case "child_started":
-            return state.ChildStarted(session, message.child_started.incarnation, message.child_started.pid)
+            return messages.ChildStarted(session, message.child_started.incarnation, message.child_started.pid)
         case "child_ready":
-            return state.ChildReady(session, message.child_ready.incarnation, message.child_ready.identity)
+            return messages.ChildReady(session, message.child_ready.incarnation, message.child_ready.identity)
         case "child_event":
             said = json.loads(message.child_event.json)
-            return state.ChildSaid(session, message.child_event.incarnation, said)
+            return messages.ChildSaid(session, message.child_event.incarnation, said)
         case "child_exited":
             gone = message.child_exited
-            return state.ChildExited(
+            return messages.ChildExited(
                 session, gone.incarnation, gone.exit_code, gone.expected, gone.log_tail, gone.reason
             )
         case "host_answer":
             answer = json.loads(message.host_answer.json)
-            return state.HostAnswered(session, message.host_answer.incarnation, answer)
+            return messages.HostAnswered(session, message.host_answer.incarnation, answer)
         case "leaving":
-            return state.Leaving(session, message.leaving.signal)
+            return messages.Leaving(session, message.leaving.signal)
     return None
 
 
@@ -552,7 +557,7 @@ async def _serve(
         announce.close()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        request = state.StopRequested(f"the coordinator was sent {number.name}", 128 + number)
+        request = messages.StopRequested(f"the coordinator was sent {number.name}", 128 + number)
         loop.add_signal_handler(number, service.apply, request)
     structlog.get_logger().info("coordinator is listening", job=plan.name, address=listen.rsplit(":", 1)[0], port=port)
     ticking = asyncio.create_task(service.tick())

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from trainer.coordinator import state
+from trainer.coordinator import messages
 from trainer.coordinator.config import ControlConfig
+from trainer.coordinator.messages import ChildExited, ChildSaid, Role
 from trainer.coordinator.plan import JobPlan
-from trainer.coordinator.state import ChildExited, ChildSaid, Control, Phase, Role
+from trainer.coordinator.state import Control, Phase
 
 SERVER, TRAINER = 1, 2
 
@@ -22,11 +23,11 @@ def running(**job: Any) -> Control:
     )
     control = Control(plan, 0.0)
     for session, role in ((SERVER, Role.PSERVER), (TRAINER, Role.TRAINER)):
-        control.handle(state.Joined(session, role, 0, "h", 1), 0.0)
-        control.handle(state.Available(session, 7000 + session), 0.0)
+        control.handle(messages.Joined(session, role, 0, "h", 1), 0.0)
+        control.handle(messages.Available(session, 7000 + session), 0.0)
     for session in (SERVER, TRAINER):
-        control.handle(state.ChildStarted(session, 1, 9), 0.0)
-        control.handle(state.ChildReady(session, 1), 0.0)
+        control.handle(messages.ChildStarted(session, 1, 9), 0.0)
+        control.handle(messages.ChildReady(session, 1), 0.0)
     assert control.phase is Phase.RUNNING
     return control
 
@@ -56,7 +57,7 @@ def error(kind: str) -> ChildSaid:
         ([error("runtime"), ChildExited(TRAINER, 1, 75), ChildExited(SERVER, 1, 0, True)], "trainer 0", "failed: m"),
     ],
 )
-def test_the_culprit_is_named_and_not_the_witness(events: list[state.Event], culprit: str, words: str) -> None:
+def test_the_culprit_is_named_and_not_the_witness(events: list[messages.Event], culprit: str, words: str) -> None:
     for order in itertools.permutations(events):
         if any([e for e in order if e.session == one] != [e for e in events if e.session == one] for one in (1, 2)):
             continue  # a child's words come before its end
@@ -64,54 +65,54 @@ def test_the_culprit_is_named_and_not_the_witness(events: list[state.Event], cul
         for event in order:
             control.handle(event, 1.0)
         for now in (2.0, 20.0):
-            control.handle(state.Tick(), now)
+            control.handle(messages.Tick(), now)
         assert control.outcome is not None
         assert control.outcome.culprit == culprit, order
         assert words in control.outcome.cause
 
 
-def told(actions: list[state.Action]) -> list[Any]:
-    return [action.line for action in actions if isinstance(action, state.TellChild)]
+def told(actions: list[messages.Action]) -> list[Any]:
+    return [action.line for action in actions if isinstance(action, messages.TellChild)]
 
 
 def test_a_checkpoint_is_asked_for_by_the_clock() -> None:
     control = running(checkpoint={"every_minutes": 0.5})
     for session in (SERVER, TRAINER):
-        control.handle(state.Heard(session), 29.0)
-    assert told(control.handle(state.Tick(), 29.0)) == []
+        control.handle(messages.Heard(session), 29.0)
+    assert told(control.handle(messages.Tick(), 29.0)) == []
     for session in (SERVER, TRAINER):
-        control.handle(state.Heard(session), 30.5)
-    assert told(control.handle(state.Tick(), 30.5)) == [{"command": "checkpoint"}]
-    assert told(control.handle(state.Tick(), 30.6)) == []  # once
+        control.handle(messages.Heard(session), 30.5)
+    assert told(control.handle(messages.Tick(), 30.5)) == [{"command": "checkpoint"}]
+    assert told(control.handle(messages.Tick(), 30.6)) == []  # once
     assert control.checkpoint.state == "asked"
 
 
 def test_asking_twice_makes_one_checkpoint() -> None:
     control = running()
-    assert told(control.handle(state.CheckpointAsked(), 1.0)) == [{"command": "checkpoint"}]
-    assert told(control.handle(state.CheckpointAsked(), 1.0)) == []
+    assert told(control.handle(messages.CheckpointAsked(), 1.0)) == [{"command": "checkpoint"}]
+    assert told(control.handle(messages.CheckpointAsked(), 1.0)) == []
 
 
 def test_no_checkpoint_while_the_model_is_evaluated() -> None:
     control = running()
     control.handle(ChildSaid(TRAINER, 1, {"event": "phase", "phase": "evaluating"}), 1.0)
-    (done,) = control.handle(state.CheckpointAsked(), 1.0)
-    assert isinstance(done, state.CheckpointDone)
+    (done,) = control.handle(messages.CheckpointAsked(), 1.0)
+    assert isinstance(done, messages.CheckpointDone)
     assert "evaluating" in done.error
 
 
 def test_a_lost_incarnation_answers_who_waits_for_a_checkpoint() -> None:
     control = running()
-    control.handle(state.CheckpointAsked(), 1.0)
+    control.handle(messages.CheckpointAsked(), 1.0)
     actions = control.handle(ChildExited(SERVER, 1, -9), 1.0)
-    assert [a.error for a in actions if isinstance(a, state.CheckpointDone)] == [
+    assert [a.error for a in actions if isinstance(a, messages.CheckpointDone)] == [
         "incarnation 1 was lost before it was saved"
     ]
 
 
 def test_an_ordered_stop_saves_and_waits_longer_for_that() -> None:
     control = running(train={"epochs": 1})
-    (line,) = told(control.handle(state.StopRequested("asked"), 1.0))
+    (line,) = told(control.handle(messages.StopRequested("asked"), 1.0))
     assert line == {"command": "stop", "checkpoint": True}
     plan = {"fingerprint": "f", "order": "o", "seed": 1, "slices": [[0, 10]]}
     control.handle(ChildSaid(TRAINER, 1, {"event": "request", "id": 1, "what": "epoch", "epoch": 0, **plan}), 1.0)
@@ -120,17 +121,17 @@ def test_an_ordered_stop_saves_and_waits_longer_for_that() -> None:
     (reply,) = told(control.handle(ChildSaid(TRAINER, 1, said), 1.0))
     assert reply["cursor"]["position"]["done"] == [[0, 4]]
     for now in (5.0, 9.5):  # past stop_seconds
-        control.handle(state.Heard(SERVER), now)
-        control.handle(state.Heard(TRAINER), now)
-        control.handle(state.Tick(), now)
+        control.handle(messages.Heard(SERVER), now)
+        control.handle(messages.Heard(TRAINER), now)
+        control.handle(messages.Tick(), now)
     assert control.phase is Phase.STOPPING
     said = {"event": "request", "id": 3, "what": "commit", "step": 3, "draft": f"/c/{reply['draft']}"}
     (commit,) = control.handle(ChildSaid(TRAINER, 1, said), 9.6)
-    assert isinstance(commit, state.Commit)
-    control.handle(state.Settled(commit, path="/c/step-3"), 9.7)
+    assert isinstance(commit, messages.Commit)
+    control.handle(messages.Settled(commit, path="/c/step-3"), 9.7)
     control.handle(ChildExited(TRAINER, 1, 143), 9.8)
     control.handle(ChildExited(SERVER, 1, 0, True), 9.9)
-    assert control.outcome == state.Outcome(143, "asked")
+    assert control.outcome == messages.Outcome(143, "asked")
     assert control.checkpoint.step == 3
 
 
@@ -164,32 +165,32 @@ def test_an_order_to_the_servers_hosts_is_answered_when_all_have_answered() -> N
     control = Control(plan, 0.0)
     members = [(1, Role.PSERVER, 0), (2, Role.PSERVER, 1), (3, Role.TRAINER, 0)]
     for session, role, rank in members:
-        control.handle(state.Joined(session, role, rank, "h", 1), 0.0)
-        control.handle(state.Available(session, 7000 + session), 0.0)
+        control.handle(messages.Joined(session, role, rank, "h", 1), 0.0)
+        control.handle(messages.Available(session, 7000 + session), 0.0)
     for session, _, _ in members:
-        control.handle(state.ChildReady(session, 1, f"process {session}"), 0.0)
+        control.handle(messages.ChildReady(session, 1, f"process {session}"), 0.0)
 
-    def ask(number: int) -> list[state.Action]:
+    def ask(number: int) -> list[messages.Action]:
         order = {"event": "request", "id": number, "what": "hosts", "order": {"order": "prepare"}}
-        return control.handle(state.ChildSaid(3, 1, order), 1.0)
+        return control.handle(messages.ChildSaid(3, 1, order), 1.0)
 
-    assert ask(7) == [state.AskHost(session, 1, {"order": "prepare"}) for session in (1, 2)]
+    assert ask(7) == [messages.AskHost(session, 1, {"order": "prepare"}) for session in (1, 2)]
     refused = ask(8)[-1]
-    assert isinstance(refused, state.TellChild)
+    assert isinstance(refused, messages.TellChild)
     assert "one at a time" in refused.line["error"]
-    assert control.handle(state.HostAnswered(2, 1, {"n": 2}), 1.0) == []
-    assert control.handle(state.HostAnswered(1, 0, {"n": 0}), 1.0) == [], "of an earlier incarnation"
-    assert control.handle(state.HostAnswered(1, 1, {"n": 1}), 1.0) == [
-        state.TellChild(3, 1, {"reply": 7, "answers": [{"n": 1}, {"n": 2}]})
+    assert control.handle(messages.HostAnswered(2, 1, {"n": 2}), 1.0) == []
+    assert control.handle(messages.HostAnswered(1, 0, {"n": 0}), 1.0) == [], "of an earlier incarnation"
+    assert control.handle(messages.HostAnswered(1, 1, {"n": 1}), 1.0) == [
+        messages.TellChild(3, 1, {"reply": 7, "answers": [{"n": 1}, {"n": 2}]})
     ]
-    assert control.handle(state.HostAnswered(1, 1, {"n": 1}), 1.0) == []
+    assert control.handle(messages.HostAnswered(1, 1, {"n": 1}), 1.0) == []
 
 
 def test_trainers_are_told_which_processes_their_servers_are() -> None:
     plan = JobPlan(name="j", num_servers=1, num_trainers=1, run_dir="/r", job={}, tables={})
     control = Control(plan, 0.0)
     for session, role in ((SERVER, Role.PSERVER), (TRAINER, Role.TRAINER)):
-        control.handle(state.Joined(session, role, 0, "h", 1), 0.0)
-        control.handle(state.Available(session, 7000 + session), 0.0)
-    started = control.handle(state.ChildReady(SERVER, 1, "pid 4"), 0.0)
-    assert [a.spec["server_identities"] for a in started if isinstance(a, state.StartChild)] == [["pid 4"]]
+        control.handle(messages.Joined(session, role, 0, "h", 1), 0.0)
+        control.handle(messages.Available(session, 7000 + session), 0.0)
+    started = control.handle(messages.ChildReady(SERVER, 1, "pid 4"), 0.0)
+    assert [a.spec["server_identities"] for a in started if isinstance(a, messages.StartChild)] == [["pid 4"]]

@@ -1,0 +1,330 @@
+"""What the coordinator's state machine hears (events) and what it orders (actions)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.coordinator.lineage import Cursor
+from trainer.process import EXIT_TERMINATED
+
+
+class Role(str, enum.Enum):
+    """What a seat is for."""
+
+    PSERVER = "pserver"
+    TRAINER = "trainer"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, order=True)
+class Member:
+    """A seat's name."""
+
+    role: Role
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.rank}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the job ended. cause is empty after success."""
+
+    exit_code: int
+    cause: str = ""
+    culprit: str = ""
+    detail: str = ""
+
+
+# --------------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class Joined:
+    """An agent has opened a stream (session) and said who it is; rank None: any free one."""
+
+    session: int
+    role: Role
+    rank: int | None
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A heartbeat. (Every other event of a session counts as one, too.)"""
+
+    session: int
+    child_memory_bytes: int = 0
+    child_stopped: bool = False
+    memory_limit_bytes: int = 0
+    seconds_to_limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Available:
+    """The agent has no child; its next one would listen at this port."""
+
+    session: int
+    port: int
+
+
+@dataclass(frozen=True)
+class ChildStarted:
+    """The agent has started its child."""
+
+    session: int
+    incarnation: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class ChildReady:
+    """The server answers, or the trainer has said that it is ready. identity: of the server's process."""
+
+    session: int
+    incarnation: int
+    identity: str = ""
+
+
+@dataclass(frozen=True)
+class ChildSaid:
+    """One event of the child: {"event": "progress" | "phase" | "result" | "error" | ..., ...}."""
+
+    session: int
+    incarnation: int
+    event: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ChildExited:
+    """The child is gone. expected: its agent ended it. reason: why, if the agent did so of its own accord."""
+
+    session: int
+    incarnation: int
+    code: int
+    expected: bool = False
+    log_tail: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class HostAnswered:
+    """What became of an order to a server's agent (see the action `AskHost`)."""
+
+    session: int
+    incarnation: int
+    answer: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """The agent was told to go by this signal."""
+
+    session: int
+    signal: int
+
+
+@dataclass(frozen=True)
+class Left:
+    """The session's stream has ended."""
+
+    session: int
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """A user wants the whole job to stop in order, and its processes to exit with this code."""
+
+    reason: str
+    exit_code: int = EXIT_TERMINATED
+
+
+@dataclass(frozen=True)
+class CheckpointAsked:
+    """A user wants a checkpoint now."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of a commit (see the action `Commit`). path: the committed folder; empty when it failed."""
+
+    commit: Commit
+    path: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Nothing happened but time."""
+
+
+Event = (
+    Joined
+    | Heard
+    | Available
+    | ChildStarted
+    | ChildReady
+    | ChildSaid
+    | ChildExited
+    | HostAnswered
+    | Leaving
+    | Left
+    | StopRequested
+    | CheckpointAsked
+    | Settled
+    | Tick
+)
+
+# -------------------------------------------------------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Tell the session its rank."""
+
+    session: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Tell the session that it has no seat; it exits with this code (EXIT_RETRY: it may try again)."""
+
+    session: int
+    reason: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class StartChild:
+    """Have the session's agent start its child with this first line."""
+
+    session: int
+    incarnation: int
+    spec: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TellChild:
+    """Write a line to the child's standard input."""
+
+    session: int
+    incarnation: int
+    line: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AskHost:
+    """Have a server's agent do something beside its child, and answer."""
+
+    session: int
+    incarnation: int
+    order: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StopChild:
+    """SIGTERM to the child, SIGKILL after the grace."""
+
+    session: int
+    incarnation: int
+    grace_seconds: float
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Have the agent end."""
+
+    session: int
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Close a session that is lost."""
+
+    session: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Verify and rename the draft in the checkpoint folder; then say `Settled`. seconds: what the save has taken."""
+
+    cursor: Cursor
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Discard:
+    """Remove the drafts of this pattern from the checkpoint folder: nobody will finish them."""
+
+    drafts: str
+
+
+@dataclass(frozen=True)
+class CheckpointDone:
+    """Answer those who asked for a checkpoint. error: why there is none."""
+
+    step: int = -1
+    path: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a person following the job should read. record: what the journal keeps of it, for the report."""
+
+    level: str
+    text: str
+    record: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Over:
+    """The job has ended; the coordinator exits with outcome.exit_code."""
+
+    outcome: Outcome
+
+
+Action = (
+    Welcome
+    | Refuse
+    | StartChild
+    | TellChild
+    | AskHost
+    | StopChild
+    | Finish
+    | Drop
+    | Commit
+    | Discard
+    | CheckpointDone
+    | Note
+    | Over
+)
+
+
+class Outbox:
+    """The actions that one event has led to, in order."""
+
+    def __init__(self) -> None:
+        self._actions: list[Action] = []
+
+    def do(self, action: Action) -> None:
+        """Adds an action."""
+        self._actions.append(action)
+
+    def note(self, level: str, text: str, record: dict[str, Any] | None = None) -> None:
+        """Adds a line for people and, with a record, for the journal."""
+        self.do(Note(level, text, record))
+
+    def take(self) -> list[Action]:
+        """All that was added since the last time."""
+        taken, self._actions = self._actions, []
+        return taken
