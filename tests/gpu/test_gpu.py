@@ -7,15 +7,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from tests.unit.test_gpu import error, program_of, values_of, zoo_calls
+from tests.unit.test_gpu import error, one_table, program_of, values_of, zoo_calls
 from tests.unit.test_models import CASES, name_of
 from trainer.gpu import check, native
+from trainer.gpu.calls import TILES, Buffer, Call, View, row_major
 from trainer.gpu.program import GpuProgram
 
 pytestmark = [
@@ -42,6 +44,59 @@ def test_every_kernel_computes_what_numpy_computes(device, seed):
     """On odd sizes and fresh random inputs, for all that the models need."""
     rng = np.random.default_rng(seed)
     calls = check.distinct(list(zoo_calls(batch=int(rng.integers(1, 300)), keys=int(rng.integers(1, 200)))))
+    assert check.run(device, calls, rng) == []
+
+
+@pytest.mark.parametrize("rows", [511, 5003])
+def test_many_rows_with_few_ids(device, rows):
+    """Several tiles of a field and the last not full, every id many times, for each width and type."""
+    rng = np.random.default_rng(rows)
+    calls = [
+        call
+        for width in (4, 8, 16, 32, 64, 128)
+        for low in ("f32", "bf16", "f16")
+        for call in table_calls(width, low, rows, keys=29)
+    ]
+    kernels = {"fields_lookup", "fields_grad", "skinny", "skinny_grad", "bias_grad", "copy2d", "matmul"}
+    chosen = [call for call in check.distinct(calls) if call.kernel in kernels]
+    assert {call.kernel for call in chosen} == kernels
+    more = [call for call in calls if call.kernel in {"fields_lookup", "fields_grad"}]
+    assert check.run(device, [*chosen, *more], rng) == []
+
+
+def test_ids_that_are_all_different_or_all_the_same(device):
+    """What the order by key within a tile could get wrong."""
+    rng = np.random.default_rng(4)
+    for keys in (1, 2, 9000):
+        calls = [c for c in table_calls(16, "bf16", 1300, keys) if c.kernel == "fields_grad"]
+        assert len(calls) == 1
+        both = [replace(calls[0], told={**calls[0].told, "tile": tile}) for tile in TILES]
+        assert check.run(device, both, rng) == []
+
+
+def table_calls(width, low, rows, keys):
+    program = one_table("float32", width)
+    shapes = {"dense": (rows, 2), "label": (rows, 1), "row_weight": (rows, 1)}
+    shapes |= {"t/rows": (keys, width + 1), "t/single": (rows, 5)}
+    return check.calls_of(program.graphs["train"], shapes, low, tf32=True)[0]
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 6, 16, 31, 32, 33, 70])
+def test_pairs_of_any_width(device, width):
+    rng = np.random.default_rng(width)
+    rows, fields = 37, 7
+    size = rows * fields * width
+
+    def array(*shape):
+        return View(Buffer(4 * int(np.prod(shape))), 0, shape, row_major(shape))
+
+    e, dout = array(rows, fields, width), array(rows, 1)
+    add = View(Buffer(2 * size), 0, (rows, fields * width), (fields * width, 1), "bf16")
+    calls = [
+        Call("fm_pairs", (array(rows, 1),), (e, None, None)),
+        Call("fm_pairs_grad", (array(rows, fields, width),), (e, dout, None)),
+        Call("fm_pairs_grad", (array(rows, fields, width),), (e, dout, add)),
+    ]
     assert check.run(device, calls, rng) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,8 +121,6 @@ def test_batches_of_other_sizes_in_any_order():
 
 
 def _rows_of(batch, rows, length):
-    from dataclasses import replace
-
     tables = {
         name: replace(
             keys,
@@ -231,6 +230,25 @@ def test_lookup_and_pairs_in_one_kernel(width, fused, first_order, precision, to
         assert not {"gather", "scatter_add", "fm_pairs", "fm_pairs_grad"} & gpu._runner.kernels
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_embeddings_go_straight_into_the_layer_s_input_where_they_can(copied, monkeypatch):
+    """Behind two dense columns they would begin at no multiple of four elements: then they are copied."""
+    if copied:
+        read = lower.Lowering.op_concat
+
+        def turned(self, op):
+            read(self, replace(op, ins={"X": op.ins["X"][::-1]}) if len(op.ins["X"]) == 2 else op)
+
+        monkeypatch.setattr(lower.Lowering, "op_concat", turned)
+    graph = one_table("float32").graphs["train"]
+    shapes = {"dense": (9, 2), "label": (9, 1), "row_weight": (9, 1), "t/rows": (11, 9), "t/single": (9, 5)}
+    calls = lower.Lowering(graph, lower.Memory(graph, "bf16"), shapes).run().calls
+    (lookup,) = [c for c in calls if c.kernel == "fields_lookup"]
+    (layer,) = [c for c in calls if c.kernel == "matmul" and c.told["relu"]][:1]
+    assert (lookup.outs[0].buffer is layer.ins[0].buffer) != copied
+    assert lookup.outs[0].type == ("f32" if copied else "bf16")
+
+
 # ----------------------------------------------------------------------------------------- the list of what is needed
 
 
@@ -250,7 +268,8 @@ def zoo_calls(batch=37, keys=23):
                 yield from check.calls_of(each, check.small_shapes(each, widths, batch, keys), low, tf32=True)[0]
     widths = {"dense": 2, "label": 1, "row_weight": 1, "t/rows": 9, "t/single": 5}
     for each in one_table("float32").graphs.values():
-        yield from check.calls_of(each, check.small_shapes(each, widths, batch, keys), "bf16", tf32=True)[0]
+        for low in ("f32", "bf16", "f16"):
+            yield from check.calls_of(each, check.small_shapes(each, widths, batch, keys), low, tf32=True)[0]
 
 
 def test_the_kernels_are_those_that_the_models_need():

@@ -226,8 +226,8 @@ Skinny = _struct(
 Pairs = _struct("Pairs", "P out e dout add, L rows add_stride, I fields width add_type")
 Fields = _struct(
     "Fields",
-    "P e pairs first dpairs add dfirst table first_table index, L rows add_stride, "
-    "I fields width table_stride add_type",
+    "P e pairs first sums values dpairs add dfirst table first_table index, L rows e_stride add_stride, "
+    "I fields width table_stride value_stride e_type add_type tile",
 )
 Dots = _struct("Dots", "P out v dout, L rows out_stride dout_stride, I vectors width out_type dout_type")
 Dropout = _struct("Dropout", "P mask step, L count, U seed, F rate")
@@ -464,21 +464,35 @@ FIELDS_WIDTHS = frozenset({4, 8, 16, 32, 64, 128})
 """Widths of an embedding that the kernels over fields take."""
 
 
+TILES = (256, 512)
+"""Rows of a field that a block of `fields_grad` adds up: the larger when there are enough rows for all of the GPU."""
+
+
+def tile_of(rows: int) -> int:
+    """The tile for so many rows."""
+    return TILES[rows >= 16_384]
+
+
 def _fields(call: Call, address: Address) -> Any:
     if call.kernel == "fields_lookup":
-        (e, pairs, first), (table, first_table, index) = call.outs, call.ins
-        p = Fields(pairs=_address(pairs, address), first=_address(first, address))
+        (e, pairs, first, sums), (table, first_table, index) = call.outs, call.ins
+        assert pairs is not None
+        p = Fields(rows=pairs.size, pairs=address(pairs), first=_address(first, address), e=_address(e, address))
+        if e is not None:
+            p.e_stride, p.e_type = e.strides[0], TYPES[e.type]
     else:
-        (table, first_table), (e, dpairs, add, index, dfirst) = call.outs, call.ins
-        p = Fields(dpairs=_address(dpairs, address), add=_address(add, address), dfirst=_address(dfirst, address))
+        (table, first_table), (sums, values, dpairs, add, index, dfirst) = call.outs, call.ins
+        p = Fields(rows=call.told["rows"], tile=call.told["tile"], add=_address(add, address))
+        p.values, p.dpairs, p.dfirst = (_address(v, address) for v in (values, dpairs, dfirst))
+        if values is not None:
+            p.value_stride = values.strides[0]
         if add is not None:
             p.add_stride, p.add_type = add.strides[0], TYPES[add.type]
-    assert e is not None
     assert table is not None
     assert index is not None
-    p.rows, p.fields, p.width = e.shape
+    p.width, p.fields = table.shape[1], index.size // max(p.rows, 1)
     assert p.width in FIELDS_WIDTHS
-    p.e, p.table, p.first_table = address(e), address(table), _address(first_table, address)
+    p.sums, p.table, p.first_table = (_address(v, address) for v in (sums, table, first_table))
     p.index, p.table_stride = address(index), table.strides[0]
     return p
 

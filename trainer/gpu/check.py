@@ -8,13 +8,13 @@ poisoned before, and is compared with NumPy in float64.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from trainer.gpu import reference
-from trainer.gpu.calls import BF16, BYTES, F16, F32, Call, View
+from trainer.gpu.calls import BF16, BYTES, F16, F32, TILES, Call, View
 from trainer.gpu.graph import Graph
 from trainer.gpu.lower import Lowering, Memory, Shape
 from trainer.gpu.native import Device
@@ -63,7 +63,7 @@ def calls_of(
 
 
 def distinct(calls: Sequence[Call]) -> list[Call]:
-    """One of each kind of call: kernel, function, types, and the form of its arrays."""
+    """One of each kind of call: kernel, function, types, and the form of its arrays; with each of its tiles."""
     found: dict[Any, Call] = {}
     for call in calls:
         told = tuple(
@@ -73,7 +73,8 @@ def distinct(calls: Sequence[Call]) -> list[Call]:
         )
         views = tuple(None if v is None else (v.type, len(v.shape), v.contiguous) for v in (*call.outs, *call.ins))
         found.setdefault((call.kernel, told, views), call)
-    return list(found.values())
+    other = [replace(c, told={**c.told, "tile": tile}) for c in found.values() if "tile" in c.told for tile in TILES]
+    return [*(c for c in found.values() if "tile" not in c.told), *other]
 
 
 def run(device: Device, calls: Sequence[Call], rng: np.random.Generator) -> list[Wrong]:

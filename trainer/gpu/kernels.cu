@@ -49,6 +49,39 @@ __device__ __forceinline__ void store(void* p, int64_t i, int type, float v) {
         default: static_cast<int*>(p)[i] = static_cast<int>(v); break;
     }
 }
+// Four elements at a place that is a multiple of four elements from 16-byte aligned memory; any type but int32.
+__device__ __forceinline__ float4 load_four(const void* p, int64_t i, int type) {
+    if (type == 0) return *reinterpret_cast<const float4*>(static_cast<const float*>(p) + i);
+    const uint2 raw = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(p) + i);
+    float2 low, high;
+    if (type == 1) {
+        low = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.x));
+        high = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.y));
+    } else {
+        low = __half22float2(reinterpret_cast<const __half2&>(raw.x));
+        high = __half22float2(reinterpret_cast<const __half2&>(raw.y));
+    }
+    return make_float4(low.x, low.y, high.x, high.y);
+}
+__device__ __forceinline__ void store_four(void* p, int64_t i, int type, float4 v) {
+    if (type == 0) {
+        *reinterpret_cast<float4*>(static_cast<float*>(p) + i) = v;
+    } else if (type == 1) {
+        __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
+        *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p) + i) = *reinterpret_cast<uint2*>(pair);
+    } else {
+        __half2 pair[2] = {__floats2half2_rn(v.x, v.y), __floats2half2_rn(v.z, v.w)};
+        *reinterpret_cast<uint2*>(static_cast<__half*>(p) + i) = *reinterpret_cast<uint2*>(pair);
+    }
+}
+// Added to memory at 16 bytes: in one transaction where the GPU has that.
+__device__ __forceinline__ void add_four(float* to, float4 v) {
+#if __CUDA_ARCH__ >= 900
+    atomicAdd(reinterpret_cast<float4*>(to), v);
+#else
+    atomicAdd(to, v.x), atomicAdd(to + 1, v.y), atomicAdd(to + 2, v.z), atomicAdd(to + 3, v.w);
+#endif
+}
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 // The element-wise functions, by number; names in calls.py.
@@ -350,22 +383,11 @@ __global__ void scatter_kernel(const Rows r) {
         if (index == 0 && r.zero_is_none) continue;
         float* to = static_cast<float*>(r.out) + index * r.table_stride + column;
         const int64_t from = group * r.group_stride + (row - group * r.group) * r.value_stride + column;
-        float v[STEP];
-        if (STEP == 4 && r.value_type == 0) {
-            const float4 f = *reinterpret_cast<const float4*>(static_cast<const float*>(r.table) + from);
-            v[0] = f.x, v[1 % STEP] = f.y, v[2 % STEP] = f.z, v[3 % STEP] = f.w;
+        if (STEP == 4 && r.value_type != 3) {
+            add_four(to, load_four(r.table, from, r.value_type));
         } else {
 #pragma unroll
-            for (int k = 0; k < STEP; ++k) v[k] = load(r.table, from + k, r.value_type);
-        }
-#if __CUDA_ARCH__ >= 900
-        if (STEP == 4) {
-            atomicAdd(reinterpret_cast<float4*>(to), make_float4(v[0], v[1 % STEP], v[2 % STEP], v[3 % STEP]));
-        } else
-#endif
-        {
-#pragma unroll
-            for (int k = 0; k < STEP; ++k) atomicAdd(to + k, v[k]);
+            for (int k = 0; k < STEP; ++k) atomicAdd(to + k, load(r.table, from + k, r.value_type));
         }
     }
 }
@@ -418,16 +440,7 @@ __global__ void copy2d_by_four_kernel(const Copy2D c) {
     for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         const uint32_t row = i / width, column = (i - row * width) * 4;
         const float4 v = *reinterpret_cast<const float4*>(static_cast<const float*>(c.in) + row * c.in_stride + column);
-        const int64_t to = row * c.out_stride + column;
-        if (c.out_type == 0) {
-            *reinterpret_cast<float4*>(static_cast<float*>(c.out) + to) = v;
-        } else if (c.out_type == 1) {
-            __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
-            *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(c.out) + to) = *reinterpret_cast<uint2*>(pair);
-        } else {
-            __half2 pair[2] = {__floats2half2_rn(v.x, v.y), __floats2half2_rn(v.z, v.w)};
-            *reinterpret_cast<uint2*>(static_cast<__half*>(c.out) + to) = *reinterpret_cast<uint2*>(pair);
-        }
+        store_four(c.out, row * c.out_stride + column, c.out_type, v);
     }
 }
 EXPORT int pw_copy2d(const Copy2D* c, cudaStream_t stream) {
@@ -492,6 +505,12 @@ __device__ __forceinline__ void load_eight(const void* p, int64_t at, float* v) 
 #pragma unroll
     for (int k = 0; k < 8; ++k) v[k] = static_cast<float>(e.v[k]);
 }
+template <>
+__device__ __forceinline__ void load_eight<float>(const void* p, int64_t at, float* v) {
+    const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(p) + at);
+    const float4 a = from[0], b = from[1];
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
 template <typename T>
 __device__ __forceinline__ void store_eight(void* p, int64_t at, const float* v) {
     uint4 raw;
@@ -499,6 +518,12 @@ __device__ __forceinline__ void store_eight(void* p, int64_t at, const float* v)
 #pragma unroll
     for (int k = 0; k < 8; ++k) e.v[k] = T(v[k]);
     *reinterpret_cast<uint4*>(static_cast<T*>(p) + at) = raw;
+}
+template <>
+__device__ __forceinline__ void store_eight<float>(void* p, int64_t at, const float* v) {
+    float4* to = reinterpret_cast<float4*>(static_cast<float*>(p) + at);
+    to[0] = make_float4(v[0], v[1], v[2], v[3]);
+    to[1] = make_float4(v[4], v[5], v[6], v[7]);
 }
 // Sums over the rows of a block, [threads in y][8 columns a thread], into partial[block, columns].
 __device__ __forceinline__ void block_sums(float* shared, const float* total, float* partial, int columns, int first, bool valid) {
@@ -543,18 +568,24 @@ static dim3 eight_block(int columns) {
     const int parts = columns / 8, x = parts <= 128 ? parts : 64;
     return dim3(x, 256 / x > 0 ? 256 / x : 1);
 }
+// launch(a value of the type)
+template <typename Launch>
+static void by_type(int type, const Launch& launch) {
+    if (type == 0) launch(float());
+    else if (type == 1) launch(__nv_bfloat16());
+    else launch(__half());
+}
 static bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 EXPORT int pw_bias_grad(const BiasGrad* b, cudaStream_t stream) {
-    const bool types = (b->dy_type == 1 || b->dy_type == 2) && (b->dz == nullptr || b->dz_type == b->dy_type) &&
+    const bool types = b->dy_type != 3 && (b->dz == nullptr || b->dz_type == b->dy_type) &&
                        (b->y == nullptr || b->y_type == b->dy_type);
     const bool eight = types && b->fill == 0 && b->columns % 8 == 0 && b->dy_column_stride == 1 && b->dy_stride % 8 == 0 &&
                        b->dz_stride % 8 == 0 && b->y_stride % 8 == 0 && aligned16(b->dy) && aligned16(b->dz) && aligned16(b->y);
     if (eight) {
         const dim3 block = eight_block(b->columns), grid((b->columns / 8 + block.x - 1) / block.x, b->blocks);
         const size_t bytes = block.x * block.y * 8 * sizeof(float);
-        if (b->dy_type == 1) bias_grad_eight_kernel<__nv_bfloat16><<<grid, block, bytes, stream>>>(*b);
-        else bias_grad_eight_kernel<__half><<<grid, block, bytes, stream>>>(*b);
+        by_type(b->dy_type, [&](auto one) { bias_grad_eight_kernel<decltype(one)><<<grid, block, bytes, stream>>>(*b); });
     } else {
         const dim3 grid((b->columns + b->fill + 31) / 32, b->blocks), block(32, 8);
         bias_grad_kernel<<<grid, block, 0, stream>>>(*b);
@@ -636,7 +667,7 @@ __global__ void skinny_grad_kernel(const Skinny s) {
         s.db_partial[static_cast<int64_t>(blockIdx.y) * s.k + k] = dx_total;
     }
 }
-// One output, 16-bit x: eight inputs a thread.
+// One output: eight inputs a thread.
 template <typename T>
 __global__ void skinny_grad_eight_kernel(const Skinny s) {
     extern __shared__ float shared[];
@@ -664,37 +695,45 @@ __global__ void skinny_grad_eight_kernel(const Skinny s) {
     block_sums(shared, dw, s.partial, s.k, first, valid);
     if (s.db != nullptr) block_sums(shared, db, s.db_partial, s.k, first, valid);
 }
+constexpr int SKINNY_ROWS = 4;  // a warp, so that a weight is read once for all of them
 template <typename T>
 __global__ void skinny_eight_kernel(const Skinny s) {
-    const int64_t row = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+    const int64_t first = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32 * SKINNY_ROWS;
     const int lane = threadIdx.x & 31;
-    if (row >= s.rows) return;
-    float total = 0.0f;
+    if (first >= s.rows) return;
+    float total[SKINNY_ROWS] = {};
     for (int k = lane * 8; k < s.k; k += 256) {
-        float x[8];
-        load_eight<T>(s.x, row * s.x_stride + k, x);
+        float w[8], x[SKINNY_ROWS][8];
+        load_eight<float>(s.w, k, w);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) total += x[i] * s.w[k + i];
+        for (int r = 0; r < SKINNY_ROWS; ++r) load_eight<T>(s.x, (first + r < s.rows ? first + r : first) * s.x_stride + k, x[r]);
+#pragma unroll
+        for (int r = 0; r < SKINNY_ROWS; ++r)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) total[r] += x[r][i] * w[i];
     }
-    for (int o = 16; o > 0; o >>= 1) total += __shfl_xor_sync(0xffffffffu, total, o);
-    if (lane == 0) store(s.y, row * s.y_stride, s.y_type, total + (s.bias != nullptr ? s.bias[0] : 0.0f));
+    const float bias = s.bias != nullptr ? s.bias[0] : 0.0f;
+#pragma unroll
+    for (int r = 0; r < SKINNY_ROWS; ++r) {
+        for (int o = 16; o > 0; o >>= 1) total[r] += __shfl_xor_sync(0xffffffffu, total[r], o);
+        if (lane == r && first + r < s.rows) store(s.y, (first + r) * s.y_stride, s.y_type, total[r] + bias);
+    }
 }
 static bool skinny_by_eight(const Skinny* s, bool forward) {
-    return s->n == 1 && (s->x_type == 1 || s->x_type == 2) && s->k % 8 == 0 && s->x_stride % 8 == 0 && aligned16(s->x) &&
+    return s->n == 1 && s->x_type != 3 && s->k % 8 == 0 && s->x_stride % 8 == 0 && aligned16(s->x) && aligned16(s->w) &&
            (forward || s->y == nullptr || (s->y_type == s->x_type && s->y_stride % 8 == 0 && aligned16(s->y)));
 }
 template <int N>
 int skinny(const Skinny* s, bool forward, cudaStream_t stream) {
     if (skinny_by_eight(s, forward)) {
         if (forward) {
-            const unsigned grid = static_cast<unsigned>((s->rows * 32 + 255) / 256);
-            if (s->x_type == 1) skinny_eight_kernel<__nv_bfloat16><<<grid, 256, 0, stream>>>(*s);
-            else skinny_eight_kernel<__half><<<grid, 256, 0, stream>>>(*s);
+            const int64_t warps = (s->rows + SKINNY_ROWS - 1) / SKINNY_ROWS;
+            const unsigned grid = static_cast<unsigned>((warps * 32 + 255) / 256);
+            by_type(s->x_type, [&](auto one) { skinny_eight_kernel<decltype(one)><<<grid, 256, 0, stream>>>(*s); });
         } else {
             const dim3 block = eight_block(s->k), grid((s->k / 8 + block.x - 1) / block.x, s->blocks);
             const size_t bytes = block.x * block.y * 8 * sizeof(float);
-            if (s->x_type == 1) skinny_grad_eight_kernel<__nv_bfloat16><<<grid, block, bytes, stream>>>(*s);
-            else skinny_grad_eight_kernel<__half><<<grid, block, bytes, stream>>>(*s);
+            by_type(s->x_type, [&](auto one) { skinny_grad_eight_kernel<decltype(one)><<<grid, block, bytes, stream>>>(*s); });
         }
     } else if (forward) {
         skinny_kernel<N><<<static_cast<unsigned>((s->rows * 32 + 255) / 256), 256, 0, stream>>>(*s);
@@ -731,76 +770,63 @@ struct Pairs {
     int64_t rows, add_stride;
     int32_t fields, width, add_type;
 };
+// A warp a row. Its lanes are groups of as many columns as the width has (a power of two, at most 32); a group takes every
+// so-manyth field, so that all lanes read whatever the width.
+__device__ __forceinline__ int lanes_of(int width) {
+    int lanes = 1;
+    while (lanes < width && lanes < 32) lanes *= 2;
+    return lanes;
+}
+// The sum over the fields of a column, in all groups.
+__device__ __forceinline__ float sum_of_groups(float sum, int lanes) {
+    for (int o = 16; o >= lanes; o >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+    return sum;
+}
 __global__ void fm_pairs_kernel(const Pairs p) {
     const int64_t row = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
-    const int lane = threadIdx.x & 31;
+    const int lane = threadIdx.x & 31, lanes = lanes_of(p.width), group = lane / lanes;
     if (row >= p.rows) return;
     const float* e = p.e + row * p.fields * p.width;
     float total = 0.0f;
-    // lanes of a group share a column when the width is small, so that all lanes read
-    for (int w = lane; w < p.width; w += 32) {
-        float sum = 0.0f, squares = 0.0f;
-        for (int f = 0; f < p.fields; ++f) {
-            const float x = e[f * p.width + w];
-            sum += x;
-            squares += x * x;
-        }
-        total += sum * sum - squares;
+    for (int first = 0; first < p.width; first += lanes) {
+        const int w = first + lane % lanes;
+        float sum = 0.0f;
+        if (w < p.width)
+            for (int f = group; f < p.fields; f += 32 / lanes) {
+                const float x = e[f * p.width + w];
+                sum += x;
+                total -= x * x;
+            }
+        sum = sum_of_groups(sum, lanes);
+        if (group == 0) total += sum * sum;
     }
-    for (int o = 16; o > 0; o >>= 1) total += __shfl_xor_sync(0xffffffffu, total, o);
-    if (lane == 0) static_cast<float*>(p.out)[row] = 0.5f * total;
-}
-// widths that divide 32: lanes (f, w), so a warp reads 32 floats in a row
-__global__ void fm_pairs_narrow_kernel(const Pairs p) {
-    const int64_t row = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
-    const int lane = threadIdx.x & 31;
-    if (row >= p.rows) return;
-    const int n = p.fields * p.width;
-    const float* e = p.e + row * n;
-    float sum = 0.0f, squares = 0.0f;
-    for (int i = lane; i < n; i += 32) {
-        const float x = e[i];
-        sum += x;
-        squares += x * x;
-    }
-    for (int o = 16; o >= p.width; o >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, o);
-    float total = (lane < p.width ? sum * sum : 0.0f) - squares;
     for (int o = 16; o > 0; o >>= 1) total += __shfl_xor_sync(0xffffffffu, total, o);
     if (lane == 0) static_cast<float*>(p.out)[row] = 0.5f * total;
 }
 __global__ void fm_pairs_grad_kernel(const Pairs p) {
     const int64_t row = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
-    const int lane = threadIdx.x & 31;
+    const int lane = threadIdx.x & 31, lanes = lanes_of(p.width), group = lane / lanes;
     if (row >= p.rows) return;
-    const int n = p.fields * p.width;
-    const float* e = p.e + row * n;
-    float* out = static_cast<float*>(p.out) + row * n;
+    const float* e = p.e + row * p.fields * p.width;
+    float* out = static_cast<float*>(p.out) + row * p.fields * p.width;
     const float scale = p.dout[row];
-    if (32 % p.width == 0) {
+    for (int first = 0; first < p.width; first += lanes) {
+        const int w = first + lane % lanes;
         float sum = 0.0f;
-        for (int i = lane; i < n; i += 32) sum += e[i];
-        for (int o = 16; o >= p.width; o >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, o);
-        for (int i = lane; i < n; i += 32) {
-            const float more = p.add != nullptr ? load(p.add, row * p.add_stride + i, p.add_type) : 0.0f;
-            out[i] = scale * (sum - e[i]) + more;
-        }
-    } else {
-        for (int w = lane; w < p.width; w += 32) {
-            float sum = 0.0f;
-            for (int f = 0; f < p.fields; ++f) sum += e[f * p.width + w];
-            for (int f = 0; f < p.fields; ++f) {
+        if (w < p.width)
+            for (int f = group; f < p.fields; f += 32 / lanes) sum += e[f * p.width + w];
+        sum = sum_of_groups(sum, lanes);
+        if (w < p.width)
+            for (int f = group; f < p.fields; f += 32 / lanes) {
                 const int i = f * p.width + w;
                 const float more = p.add != nullptr ? load(p.add, row * p.add_stride + i, p.add_type) : 0.0f;
                 out[i] = scale * (sum - e[i]) + more;
             }
-        }
     }
 }
 EXPORT int pw_fm_pairs(const Pairs* p, cudaStream_t stream) {
     if (p->rows == 0) return 0;
-    const unsigned grid = static_cast<unsigned>((p->rows * 32 + 255) / 256);
-    if (32 % p->width == 0) fm_pairs_narrow_kernel<<<grid, 256, 0, stream>>>(*p);
-    else fm_pairs_kernel<<<grid, 256, 0, stream>>>(*p);
+    fm_pairs_kernel<<<static_cast<unsigned>((p->rows * 32 + 255) / 256), 256, 0, stream>>>(*p);
     return launched("fm_pairs");
 }
 EXPORT int pw_fm_pairs_grad(const Pairs* p, cudaStream_t stream) {
@@ -811,17 +837,20 @@ EXPORT int pw_fm_pairs_grad(const Pairs* p, cudaStream_t stream) {
 
 // The same with the lookup before it and the adding up behind it, so that each embedding passes through memory once.
 struct Fields {
-    float* e;            // lookup: written; gradient: read; [rows, fields, width]
-    float* pairs;        // lookup: [rows]
-    float* first;        // lookup: sums of the first-order weights, [rows]; null: there are none
-    const float* dpairs; // gradient: [rows]
-    const void* add;     // gradient: added to that of e, [rows, fields * width]; null: nothing
-    const float* dfirst; // gradient of first, [rows]; null: none
-    float* table;        // of the embeddings: lookup: read; gradient: added to, 16-byte aligned rows
-    float* first_table;  // of the first-order weights, the same rows
-    const int32_t* index;  // [rows, fields]; the gradient drops 0
-    int64_t rows, add_stride;
-    int32_t fields, width, table_stride, add_type;
+    void* e;              // lookup: the embeddings, [rows, fields * width] of e_type; null: not wanted
+    float* pairs;         // lookup: [rows]
+    float* first;         // lookup: sums of the first-order weights, [rows]; null: there are none
+    float* sums;          // of the embeddings over the fields, [rows, width]; lookup: written; gradient: read; null: not wanted
+    const float* values;  // gradient of pairs: the embeddings by index, as in the lookup
+    const float* dpairs;  // gradient: [rows]; null: there are no pairs
+    const void* add;      // gradient: that of e, [rows, fields * width] of add_type; null: none
+    const float* dfirst;  // gradient of first, [rows]; null: none
+    float* table;         // of the embeddings: lookup: read; gradient: added to, 16-byte aligned rows
+    float* first_table;   // of the first-order weights, the same rows
+    const int32_t* index; // [rows, fields]; the gradient drops 0
+    int64_t rows, e_stride, add_stride;
+    int32_t fields, width, table_stride, value_stride, e_type, add_type;
+    int32_t tile;         // gradient: rows of a field that a block adds up before it adds them to the table, 256 or 512
 };
 // width is 4, 8, 16, 32, 64 or 128: a lane holds 4 floats, width / 4 lanes a field
 __global__ void fields_lookup_kernel(const Fields p) {
@@ -834,7 +863,7 @@ __global__ void fields_lookup_kernel(const Fields p) {
         const int64_t at = static_cast<int64_t>(p.index[row * p.fields + f]) * p.table_stride;
         const float* from = p.table + at + column;
         const float4 v = make_float4(from[0], from[1], from[2], from[3]);
-        *reinterpret_cast<float4*>(p.e + (row * p.fields + f) * p.width + column) = v;
+        if (p.e != nullptr) store_four(p.e, row * p.e_stride + f * p.width + column, p.e_type, v);
         sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
         squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
         if (column == 0 && p.first != nullptr) first += p.first_table[at];
@@ -845,6 +874,7 @@ __global__ void fields_lookup_kernel(const Fields p) {
         sum.z += __shfl_xor_sync(0xffffffffu, sum.z, o);
         sum.w += __shfl_xor_sync(0xffffffffu, sum.w, o);
     }
+    if (lane < lanes && p.sums != nullptr) store_four(p.sums, row * p.width + column, 0, sum);
     float total = (lane < lanes ? sum.x * sum.x + sum.y * sum.y + sum.z * sum.z + sum.w * sum.w : 0.0f) - squares;
     for (int o = 16; o > 0; o >>= 1) {
         total += __shfl_xor_sync(0xffffffffu, total, o);
@@ -855,50 +885,118 @@ __global__ void fields_lookup_kernel(const Fields p) {
         if (p.first != nullptr) p.first[row] = first;
     }
 }
-__global__ void fields_grad_kernel(const Fields p) {
-    const int64_t row = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
-    const int lane = threadIdx.x & 31, lanes = p.width / 4, column = lane % lanes * 4;
-    if (row >= p.rows) return;
-    const float* e = p.e + row * p.fields * p.width + column;
-    float4 sum = make_float4(0, 0, 0, 0);
-    for (int f = lane / lanes; f < p.fields; f += 32 / lanes) {
-        const float4 v = *reinterpret_cast<const float4*>(e + f * p.width);
-        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-    }
-    for (int o = 16; o >= lanes; o >>= 1) {
-        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, o);
-        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, o);
-        sum.z += __shfl_xor_sync(0xffffffffu, sum.z, o);
-        sum.w += __shfl_xor_sync(0xffffffffu, sum.w, o);
-    }
-    const float scale = p.dpairs[row], dfirst = p.dfirst != nullptr ? p.dfirst[row] : 0.0f;
-    for (int f = lane / lanes; f < p.fields; f += 32 / lanes) {
-        const int64_t index = p.index[row * p.fields + f];
-        if (index == 0) continue;
-        const float4 v = *reinterpret_cast<const float4*>(e + f * p.width);
-        float4 g = make_float4(scale * (sum.x - v.x), scale * (sum.y - v.y), scale * (sum.z - v.z), scale * (sum.w - v.w));
-        if (p.add != nullptr) {
-            const int64_t at = row * p.add_stride + f * p.width + column;
-            g.x += load(p.add, at, p.add_type), g.y += load(p.add, at + 1, p.add_type);
-            g.z += load(p.add, at + 2, p.add_type), g.w += load(p.add, at + 3, p.add_type);
+// Ids are seldom even: of 65,536 one may occur 12,000 times in a field, and its additions would wait for each other. So a block
+// takes TILE rows of one field, groups them by key in shared memory (a hash table, counts, places), and width / 4 lanes add up
+// RUN neighbours of that order before they add to the table: once for each key that they meet.
+// The gradient of pairs is dpairs (sum - v): v is the same for all rows of a key, so it is taken off once a run.
+template <int TILE>
+__global__ void __launch_bounds__(256) fields_grad_kernel(const Fields p) {
+    constexpr int THREADS = 256, EACH = TILE / THREADS, SLOTS = 2 * TILE, PARTS = SLOTS / THREADS, RUN = TILE / 64;
+    __shared__ int keys[SLOTS], counts[SLOTS], ordered_keys[TILE], sums_of_warps[THREADS / 32];
+    __shared__ uint16_t ordered_rows[TILE];
+    const int64_t row0 = static_cast<int64_t>(blockIdx.y) * TILE;
+    const int field = blockIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    for (int i = threadIdx.x; i < SLOTS; i += THREADS) keys[i] = counts[i] = 0;
+    __syncthreads();
+    int key[EACH], slot[EACH], place[EACH];
+#pragma unroll
+    for (int q = 0; q < EACH; ++q) {
+        const int64_t row = row0 + q * THREADS + threadIdx.x;
+        key[q] = row < p.rows ? p.index[row * p.fields + field] : 0;
+        if (key[q] == 0) continue;
+        slot[q] = (static_cast<uint32_t>(key[q]) * 2654435761u >> 16) % SLOTS;
+        while (true) {
+            const int other = atomicCAS(&keys[slot[q]], 0, key[q]);
+            if (other == 0 || other == key[q]) break;
+            slot[q] = (slot[q] + 1) % SLOTS;
         }
-        float* to = p.table + index * p.table_stride + column;
-#if __CUDA_ARCH__ >= 900
-        atomicAdd(reinterpret_cast<float4*>(to), g);
-#else
-        atomicAdd(to, g.x), atomicAdd(to + 1, g.y), atomicAdd(to + 2, g.z), atomicAdd(to + 3, g.w);
-#endif
-        if (column == 0 && p.dfirst != nullptr) atomicAdd(p.first_table + index * p.table_stride, dfirst);
+        place[q] = atomicAdd(&counts[slot[q]], 1);
     }
+    __syncthreads();
+    int mine[PARTS], total = 0;  // counts become the places where the slots begin
+#pragma unroll
+    for (int i = 0; i < PARTS; ++i) {
+        mine[i] = total;
+        total += counts[threadIdx.x * PARTS + i];
+    }
+    int upto = total;
+    for (int o = 1; o < 32; o <<= 1) {
+        const int before = __shfl_up_sync(0xffffffffu, upto, o);
+        if (lane >= o) upto += before;
+    }
+    if (lane == 31) sums_of_warps[warp] = upto;
+    __syncthreads();
+    int start = upto - total, end = 0;
+    for (int i = 0; i < THREADS / 32; ++i) {
+        if (i < warp) start += sums_of_warps[i];
+        end += sums_of_warps[i];
+    }
+#pragma unroll
+    for (int i = 0; i < PARTS; ++i) counts[threadIdx.x * PARTS + i] = start + mine[i];
+    __syncthreads();
+#pragma unroll
+    for (int q = 0; q < EACH; ++q)
+        if (key[q] != 0) {
+            const int at = counts[slot[q]] + place[q];
+            ordered_keys[at] = key[q];
+            ordered_rows[at] = static_cast<uint16_t>(q * THREADS + threadIdx.x);
+        }
+    __syncthreads();
+    const int lanes = p.width / 4, column = threadIdx.x % lanes * 4;
+    for (int begin = threadIdx.x / lanes * RUN; begin < end; begin += THREADS / lanes * RUN) {
+        float4 g = make_float4(0, 0, 0, 0);
+        float pairs = 0.0f, first = 0.0f;
+        int64_t now = ordered_keys[begin];
+        const auto add_up = [&] {
+            if (p.dpairs != nullptr) {
+                const float* v = p.values + now * p.value_stride + column;
+                g.x -= pairs * v[0], g.y -= pairs * v[1], g.z -= pairs * v[2], g.w -= pairs * v[3];
+            }
+            add_four(p.table + now * p.table_stride + column, g);
+            if (column == 0 && p.dfirst != nullptr) atomicAdd(p.first_table + now * p.table_stride, first);
+        };
+#pragma unroll
+        for (int k = 0; k < RUN; ++k) {
+            if (begin + k >= end) break;
+            const int next = ordered_keys[begin + k];
+            if (next != now) {
+                add_up();
+                g = make_float4(0, 0, 0, 0);
+                pairs = first = 0.0f;
+                now = next;
+            }
+            const int64_t row = row0 + ordered_rows[begin + k];
+            if (p.add != nullptr) {
+                const float4 a = load_four(p.add, row * p.add_stride + field * p.width + column, p.add_type);
+                g.x += a.x, g.y += a.y, g.z += a.z, g.w += a.w;
+            }
+            if (p.dpairs != nullptr) {
+                const float d = p.dpairs[row];
+                const float4 s = load_four(p.sums, row * p.width + column, 0);
+                g.x += d * s.x, g.y += d * s.y, g.z += d * s.z, g.w += d * s.w;
+                pairs += d;
+            }
+            if (p.dfirst != nullptr) first += p.dfirst[row];
+        }
+        add_up();
+    }
+}
+static bool by_four(const void* p, int64_t stride, int type) {
+    return stride % 4 == 0 && reinterpret_cast<uintptr_t>(p) % (type == 0 ? 16 : 8) == 0;
 }
 EXPORT int pw_fields_lookup(const Fields* p, cudaStream_t stream) {
     if (p->rows == 0) return 0;
+    if (!by_four(p->e, p->e_stride, p->e_type)) return failed("fields_lookup", "embeddings that do not begin at 4 elements");
     fields_lookup_kernel<<<static_cast<unsigned>((p->rows * 32 + 255) / 256), 256, 0, stream>>>(*p);
     return launched("fields_lookup");
 }
 EXPORT int pw_fields_grad(const Fields* p, cudaStream_t stream) {
     if (p->rows == 0) return 0;
-    fields_grad_kernel<<<static_cast<unsigned>((p->rows * 32 + 255) / 256), 256, 0, stream>>>(*p);
+    if (!by_four(p->add, p->add_stride, p->add_type)) return failed("fields_grad", "gradients that do not begin at 4 elements");
+    const dim3 grid(static_cast<unsigned>(p->fields), static_cast<unsigned>((p->rows + p->tile - 1) / p->tile));
+    if (p->tile == 256) fields_grad_kernel<256><<<grid, 256, 0, stream>>>(*p);
+    else if (p->tile == 512) fields_grad_kernel<512><<<grid, 256, 0, stream>>>(*p);
+    else return failed("fields_grad", "tile");
     return launched("fields_grad");
 }
 

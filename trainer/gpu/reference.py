@@ -223,36 +223,38 @@ def _fm_pairs_grad(call: Call, memory: Memory) -> None:
 
 
 def _fields_lookup(call: Call, memory: Memory) -> None:
-    (e_view, pairs, first), (table, first_table, index) = call.outs, _loaded(call, memory)
-    assert e_view is not None
+    (e_view, pairs, first, sums), (table, first_table, index) = call.outs, _loaded(call, memory)
     assert pairs is not None
     assert table is not None
     assert index is not None
-    rows, fields, _ = e_view.shape
-    e = table[index].reshape(e_view.shape)
-    memory.store(e_view, e)
+    e = table[index].reshape(pairs.size, -1, table.shape[1])
     memory.store(pairs, (0.5 * ((e.sum(1) ** 2).sum(1) - (e * e).sum((1, 2)))).reshape(pairs.shape))
+    if e_view is not None:
+        memory.store(e_view, e.reshape(e_view.shape))
+    if sums is not None:
+        memory.store(sums, e.sum(1))
     if first is not None:
         assert first_table is not None
-        memory.store(first, first_table[index].reshape(rows, fields).sum(1).reshape(first.shape))
+        memory.store(first, first_table[index].reshape(pairs.size, -1).sum(1).reshape(first.shape))
 
 
 def _fields_grad(call: Call, memory: Memory) -> None:
-    (table_view, first_view), (e, dpairs, add, index, dfirst) = call.outs, _loaded(call, memory)
+    (table_view, first_view), (sums, values, dpairs, add, index, dfirst) = call.outs, _loaded(call, memory)
     assert table_view is not None
-    assert e is not None
-    assert dpairs is not None
     assert index is not None
-    rows, fields, width = e.shape
-    value = dpairs.reshape(-1, 1, 1) * (e.sum(1, keepdims=True) - e)
-    value = (value + (0.0 if add is None else add.reshape(value.shape))).reshape(-1, width)
     table = memory.load(table_view)
-    np.add.at(table, index[index != 0], value[index != 0])
+    width, rows = table.shape[1], call.told["rows"]
+    grads = np.zeros((rows, index.size // rows, width)) if add is None else add.reshape(rows, -1, width)
+    if dpairs is not None:
+        assert sums is not None
+        assert values is not None
+        grads = grads + dpairs.reshape(-1, 1, 1) * (sums[:, None] - values[index].reshape(grads.shape))
+    np.add.at(table, index[index != 0], grads.reshape(-1, width)[index != 0])
     memory.store(table_view, table)
     if first_view is not None:
         assert dfirst is not None
         first = memory.load(first_view)
-        np.add.at(first, index[index != 0], np.repeat(dfirst.reshape(rows), fields)[index != 0][:, None])
+        np.add.at(first, index[index != 0], np.repeat(dfirst.reshape(rows), grads.shape[1])[index != 0][:, None])
         memory.store(first_view, first)
 
 
