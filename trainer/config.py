@@ -235,6 +235,12 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
         )
     if job.train.device == "gpu" and job.train.operators == "native":
         yield Problem("train.operators", "native are operators for CPUs, and train.device is gpu: leave the key out")
+    if job.train.device == "gpu" and job.train.allreduce != "float32":
+        yield Problem(
+            "train.allreduce",
+            f"{job.train.allreduce} is for trainers on CPUs, and train.device is gpu, where NCCL sums float32: leave "
+            "the key out, or take train.device: cpu",
+        )
     for index, feature in enumerate(job.data.sparse):
         if feature.table not in job.tables:
             yield Problem(

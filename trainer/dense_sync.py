@@ -11,16 +11,17 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.mesh import Mesh, PeerLostError, own_address
+
+__all__ = ["DenseSync", "PeerLostError"]
+
 _POLL_SECONDS = 0.02  # besides the 0.045 s that asking the store takes
-
-
-class PeerLostError(RuntimeError):
-    """An AllReduce failed or did not end in time: some trainer is gone. A restart may help."""
 
 
 class DenseSync:
@@ -39,6 +40,7 @@ class DenseSync:
         self.rank, self.num_trainers = rank, num_trainers
         self._group: Any = None
         self._num_rendezvous = 0
+        self._mesh: Mesh | None = None
         self._lock = threading.Lock()
         if num_trainers == 1:
             return
@@ -48,6 +50,7 @@ class DenseSync:
         os.environ["PADDLE_TRAINER_ID"] = str(rank)  # ProcessGroup reads the global rank from here
         if interface is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = interface
+        self._address = own_address(os.environ.get("GLOO_SOCKET_IFNAME"), store)
         host, port = store.rsplit(":", 1)
         self._core, self._tracer = core, Tracer()
         self._store = core.TCPStore(host, int(port), rank == 0, num_trainers, timeout_seconds)
@@ -83,6 +86,18 @@ class DenseSync:
         import paddle
 
         return bool(paddle.in_dynamic_mode())
+
+    def swap(self, outgoing: Mapping[int, NDArray[Any]], incoming: Mapping[int, NDArray[Any]]) -> None:
+        """Send an array to each trainer in `outgoing` and fill the arrays in `incoming`, over connections of their own.
+
+        The first call makes the connections, so all trainers make it at the same time.
+
+        Raises:
+            PeerLostError: a peer is gone, or did not come within 30 s.
+        """
+        if self._mesh is None:
+            self._mesh = Mesh(self.rank, self.num_trainers, self._store, self._address)
+        self._mesh.swap(outgoing, incoming)
 
     def gather(self, value: int) -> list[int]:
         """Every trainer's int64 `value`, by rank."""

@@ -167,6 +167,7 @@ class Incarnation:
             signals=signals,
             on_step=self._on_step,
             rate_factor=lambda step: rate_factor(job.train.dense.schedule, step, self._total_steps),
+            wire=job.train.allreduce,
         )
         self._best, self._evaluations, self._stopped_early = (
             BestSoFar(job.train.evaluation),

@@ -22,6 +22,7 @@ from trainer.dense_sync import DenseSync
 from trainer.exchange import Exchange
 from trainer.metrics import ClickMetrics
 from trainer.program import DenseProgram
+from trainer.settings import WireType
 from trainer.telemetry import DurationHistogram
 
 
@@ -129,6 +130,7 @@ class TrainLoop:
         checkpoint_every_steps: see `CheckpointConfig.every_steps`.
         on_step: called after every step with the spans of this trainer's batch, and whether it was skipped as bad.
         rate_factor: factor on the dense learning rate in each step; the first step is 0.
+        wire: see `TrainConfig.allreduce`.
     """
 
     def __init__(
@@ -141,11 +143,12 @@ class TrainLoop:
         signals: Signals,
         on_step: Callable[[Progress, tuple[Span, ...], bool], None],
         rate_factor: Callable[[int], float] = lambda _: 1.0,
+        wire: WireType = "float32",
     ) -> None:
         self._program, self._sync, self._signals, self._on_step = program, sync, signals, on_step
         self._max_bad_steps, self._every_steps = max_bad_steps, checkpoint_every_steps
         self._rate_factor = rate_factor
-        self._buffer = program.buffer(len(Slot))
+        self._buffer = program.buffer(len(Slot), wire)
         self.progress = Progress()
         self.running = ClickMetrics(bits=14)
         self.phases = Phases()

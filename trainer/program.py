@@ -22,10 +22,11 @@ import paddle
 from numpy.typing import NDArray
 
 from trainer import native
+from trainer.compressed_sum import CompressedSum
 from trainer.dense_sync import DenseSync
 from trainer.models import ModelConfig, build
 from trainer.models.base import FeatureSpec, ModelInputs, SequenceInput, Variable
-from trainer.settings import DenseOptimizerConfig
+from trainer.settings import DenseOptimizerConfig, WireType
 
 Floats = NDArray[np.float32]
 _ADAM_STATE = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")  # Paddle's names
@@ -100,10 +101,12 @@ class StepBuffer:
     Args:
         program: whose gradients they are.
         num_more: floats behind the gradient.
+        wire: what the gradient is rounded to on its way; the floats behind it are not.
     """
 
-    def __init__(self, program: DenseProgram, num_more: int) -> None:
-        self._program = program
+    def __init__(self, program: DenseProgram, num_more: int, wire: WireType) -> None:
+        self._program, self._wire = program, wire
+        self._compressed: CompressedSum | None = None
         self._all_N = np.zeros(program.num_floats + num_more, np.float32)
         self.tail = self._all_N[program.num_floats :]
 
@@ -121,10 +124,17 @@ class StepBuffer:
         Raises:
             PeerLostError: a trainer is gone.
         """
-        sync.sum(self._all_N)
+        if self._wire == "float32" or sync.num_trainers == 1:
+            sync.sum(self._all_N)
+            return
+        if self._compressed is None:
+            self._compressed = CompressedSum(sync, self._program.num_floats, self._wire)
+        self._compressed.sum(self._all_N[: self._program.num_floats], self.tail)
 
     def apply(self, total_weight: float, *, rate_factor: float = 1.0) -> None:
-        """One step of the optimizer with what was summed; see `DenseProgram.apply`."""
+        """One step of the optimizer with what was summed; see `DenseProgram.apply`. A sum may also go without."""
+        if self._compressed is not None:
+            self._compressed.keep()
         self._program.apply(self._all_N[: self._program.num_floats], total_weight, rate_factor=rate_factor)
 
 
@@ -341,9 +351,9 @@ class DenseProgram:
                 self._variables[f"adam/{kind}/{name}"] = by_param[param.name].name
         return startup
 
-    def buffer(self, num_more: int) -> StepBuffer:
-        """Where the trainers' gradients are summed."""
-        return StepBuffer(self, num_more)
+    def buffer(self, num_more: int, wire: WireType = "float32") -> StepBuffer:
+        """Where the trainers' gradients are summed, and in what type they travel."""
+        return StepBuffer(self, num_more, wire)
 
     def feed(self, batch: Any, rows: Mapping[str, Floats]) -> dict[str, NDArray[Any]]:
         """The arrays of a batch by the programs' input names. `rows` holds each table's pulled values [U, W]."""

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -37,11 +38,11 @@ os._exit(0)
 """
 
 
-def _run(trainers: int, dies: int = -1) -> list[dict]:
+def _run(trainers: int, dies: int = -1, *, program: str = _PROGRAM, arguments: Sequence[str] = ()) -> list[dict]:
     port = free_port()
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(rank), str(trainers), str(port), str(dies)],
+            [sys.executable, "-c", program, *arguments, str(rank), str(trainers), str(port), str(dies)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -63,6 +64,53 @@ def test_a_dead_peer_ends_the_sum_on_all_others() -> None:
     found = _run(3, dies=1)
     assert len(found) == 2
     assert all(f["lost"] is not None for f in found)
+
+
+_COMPRESSED = """
+import hashlib, json, os, sys
+import numpy as np
+from trainer.compressed_sum import CompressedSum
+from trainer.dense_sync import DenseSync, PeerLostError
+
+wire = sys.argv[1]
+rank, trainers, port, dies = (int(a) for a in sys.argv[2:])
+sync = DenseSync(rank, trainers, f"127.0.0.1:{port}", interface="lo")
+compressed, rng = CompressedSum(sync, 100_003, wire), np.random.default_rng(rank)
+bits, applied, given = hashlib.sha256(), 0.0, 0.0
+try:
+    for step in range(5):
+        if step == 3 and dies == rank:
+            os.kill(os.getpid(), 9)
+        floats = rng.integers(-1000, 1001, 100_003).astype(np.float32)
+        given = given + floats.astype(np.float64)
+        counts = np.full(2, 10**6 + rank, np.float32)
+        compressed.sum(floats, counts)
+        compressed.keep()
+        applied = applied + floats.astype(np.float64)
+        bits.update(floats.tobytes() + counts.tobytes())
+    owed = given + compressed.owed_N * -1.0
+    sync.sum(owed)
+    found = {"bits": bits.hexdigest(), "missing": float(np.abs(owed - applied).max()), "count": float(counts[0])}
+except PeerLostError as error:
+    found = {"lost": str(error)}
+print(json.dumps(found), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("trainers", [2, 3])
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_16_bits_on_the_wire_give_every_trainer_the_same_bits_and_lose_nothing(wire: str, trainers: int) -> None:
+    found = _run(trainers, program=_COMPRESSED, arguments=[wire])
+    assert all(f == found[0] for f in found)
+    assert found[0]["count"] == 10**6 * trainers + sum(range(trainers))
+    assert found[0]["missing"] == 0
+
+
+def test_a_dead_peer_ends_a_sum_in_16_bits_on_all_others() -> None:
+    found = _run(3, dies=1, program=_COMPRESSED, arguments=["bfloat16"])
+    assert len(found) == 2
+    assert all("lost" in f for f in found), found
 
 
 _LATE = """

@@ -97,6 +97,60 @@ def test_a_strictly_synchronous_run_repeats_bit_for_bit(tmp_path: Path, clicks) 
     assert results[0]["eval"]["auc"] == results[1]["eval"]["auc"]
 
 
+@pytest.mark.parametrize(("wire", "trainers"), [("bfloat16", 2), ("float16", 3)])
+def test_16_bits_between_trainers(tmp_path: Path, clicks, wire: str, trainers: int) -> None:
+    """Trainers compare all dense parameters at the end. The model is as good; so is what goes on from a checkpoint."""
+    folder, _ = clicks
+    train = {"allreduce": wire, "epochs": 2}
+    job = Job(
+        tmp_path,
+        synthetic.data_section(folder),
+        _merged(SMALL, {"train": train, "cluster": {"trainers": trainers}}),
+    )
+    code, outcome = job.run("train", "--set", "train.epochs=1")
+    assert code == 0, outcome
+    first = outcome["result"]
+    assert (first["rows"], first["bad_steps"]) == (24_000, 0)
+    plain = tmp_path / "float32"
+    code, outcome = job.run(
+        "train", "--set", "train.epochs=1", "--set", "train.allreduce=float32", "--set", f"run_dir={plain}"
+    )
+    assert code == 0, outcome
+    assert first["dense_hash"] != outcome["result"]["dense_hash"]
+    assert first["eval"]["auc"] == pytest.approx(outcome["result"]["eval"]["auc"], abs=0.01)
+    code, outcome = job.run("train", "--set", f"cluster.trainers={5 - trainers}")
+    assert code == 0, outcome
+    assert outcome["result"]["rows"] == 48_000
+    assert outcome["result"]["eval"]["auc"] > first["eval"]["auc"] - 0.005
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_a_bad_batch_of_one_trainer_is_skipped_by_all_with_16_bits(tmp_path: Path, wire: str) -> None:
+    rng = np.random.default_rng(1)
+    rows = 4_000
+    x = rng.standard_normal(rows).astype(np.float32)
+    x[1234] = 3e38
+    (tmp_path / "train").mkdir()
+    table = pa.table({"click": rng.integers(0, 2, rows), "a": rng.integers(0, 50, rows), "x": x})
+    pq.write_table(table, tmp_path / "train" / "a.parquet", row_group_size=500)
+    data = {
+        "train": str(tmp_path / "train"),
+        "labels": ["click"],
+        "batch_rows": 250,
+        "dense": {"columns": ["x"]},
+        "sparse": [{"name": "a"}],
+    }
+    settings = _merged(
+        SMALL, {"train": {"allreduce": wire}, "cluster": {"trainers": 2}, "control": {"leases": "static"}}
+    )
+    code, outcome = Job(tmp_path, data, settings).run("train")
+    assert code == 0, outcome
+    result = outcome["result"]
+    assert (result["rows"], result["bad_steps"], result["bad_rows"]) == (4_000, 1, 500)
+    saved = checkpoint.read(checkpoint.latest(tmp_path / "run" / "checkpoints"))
+    assert all(np.isfinite(value).all() for value in saved.dense().values())
+
+
 def test_rows_that_explode_are_skipped_and_counted_and_tables_stay_finite(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     rows = 4_000

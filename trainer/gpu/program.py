@@ -23,7 +23,7 @@ from trainer.gpu.nccl import Nccl
 from trainer.gpu.runner import Runner, padded_keys
 from trainer.models import ModelConfig
 from trainer.program import DenseProgram, Floats, Gradients, StepBuffer, TableLayout
-from trainer.settings import DenseOptimizerConfig
+from trainer.settings import DenseOptimizerConfig, WireType
 
 Precision = Literal["auto", "float32", "tfloat32", "bfloat16", "float16"]
 _LOW = {"float32": "f32", "tfloat32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -185,8 +185,9 @@ class GpuProgram(DenseProgram):
 
     # ------------------------------------------------------------------------------------------------------------ steps
 
-    def buffer(self, num_more: int) -> StepBuffer:
-        """Where the trainers' gradients are summed."""
+    def buffer(self, num_more: int, wire: WireType = "float32") -> StepBuffer:
+        """Where the trainers' gradients are summed; they travel in float32."""
+        assert wire == "float32", wire  # JobConfig refuses the others
         return GpuStepBuffer(self, num_more)
 
     def _arrays(
