@@ -12,11 +12,13 @@ from contextlib import ExitStack
 from data_pipeline.errors import DataError
 from pserver.errors import RequirementError, ServerError
 from pserver.requirements import check
+from trainer.asking import RefusedError
 from trainer.config import ConfigError
 from trainer.dense_sync import PeerLostError
-from trainer.incarnation import Incarnation, RefusedError, Spec
+from trainer.incarnation import Incarnation
 from trainer.link import AgentLink
 from trainer.loop import Signals
+from trainer.spec import Spec
 
 EXIT_DONE, EXIT_FIX_JOB, EXIT_RETRY, EXIT_STOPPED = 0, 64, 75, 143
 

@@ -1,0 +1,130 @@
+"""Evaluations of one incarnation: which was the best, where its checkpoint is, and whether to go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from data_pipeline.dataset import Dataset, assign, plan_epoch
+from data_pipeline.loader import Loader
+from pserver.client import Client
+from trainer.checkpoints import open_address
+from trainer.dense_sync import DenseSync
+from trainer.evaluate import evaluate
+from trainer.link import AgentLink
+from trainer.loop import Progress
+from trainer.program import DenseProgram
+from trainer.saving import Saver
+from trainer.spec import Spec
+from trainer.stopping import BestSoFar, due
+
+_SECONDS_BETWEEN_PROGRESS = 0.5
+
+
+class Judge:
+    """All trainers have one, and call it at the same steps; each reads its share of the rows.
+
+    Args:
+        spec, program, client, sync, link: of this trainer.
+        data: the job's evaluation rows; None: there are none, and nothing is judged.
+        saver: knows which steps have a checkpoint.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        data: Dataset | None,
+        program: DenseProgram,
+        client: Client,
+        sync: DenseSync,
+        link: AgentLink,
+        saver: Saver,
+    ) -> None:
+        self._spec, self._data, self._program, self._client = spec, data, program, client
+        self._sync, self._link, self._saver = sync, link, saver
+        self._config = spec.job.train.evaluation
+        self._best = BestSoFar(self._config)
+        self._best_checkpoint: str | None = None
+        self.evaluations: list[dict[str, Any]] = []
+        self.stopped_early = False
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint; JSON values."""
+        return {"best": self._best.state(), "all": self.evaluations}
+
+    def load_state(self, state: Mapping[str, Any], best_checkpoint: str | None) -> None:
+        """Continue from `state()`; best_checkpoint: the one that is marked as the best."""
+        self._best.load_state(state["best"])
+        self.evaluations = list(state["all"])
+        self._best_checkpoint = best_checkpoint
+
+    def owes(self, step: int) -> bool:
+        """Whether the restored checkpoint's step may lack its evaluation, or the mark of the best.
+
+        What came after a checkpoint was saved may be lost.
+        """
+        return self._saver.restored_step >= 0 and (due(self._config, step) or self._best.step == step)
+
+    def judge(self, progress: Progress, save: Callable[[], object]) -> bool:
+        """Evaluate this step, if that has not been done, and tell whether to go on.
+
+        save: makes a checkpoint of this step, if the best one is to be kept.
+        """
+        if self._data is None:
+            return True
+        if not self.evaluations or self.evaluations[-1]["step"] != progress.step:
+            report = self.evaluate(self._data)
+            verdict = self._best.observe(progress.step, report)
+            at = {"step": progress.step, "epoch": progress.epoch, "trained_rows": progress.rows}
+            self.evaluations.append({**at, "loss": progress.last_loss, "best": verdict.best, **report})
+            self._link.event("evaluation", **self.evaluations[-1])
+            self._link.event("phase", phase="training")
+        if self._best.step == progress.step and self._config.keep_best:
+            if not self._saver.has(progress.step):
+                save()
+            self._mark_best(progress.step)
+        self.stopped_early = self._best.exhausted
+        return not self.stopped_early
+
+    def best_of_all(self, step: int, final: Mapping[str, Any]) -> dict[str, Any]:
+        """The best evaluation, the final one (of the checkpoint just saved) included."""
+        if self._best.observe(step, final).best:
+            self._mark_best(step)
+        return {"step": self._best.step, self._config.metric: self._best.value, "checkpoint": self._best_checkpoint}
+
+    def _mark_best(self, step: int) -> None:
+        """Keep the checkpoint of this step as the best; a checkpoint that failed leaves the one before."""
+        if not self._saver.has(step):
+            return
+        self._best_checkpoint = self._saver.address(step)
+        if self._best_checkpoint is not None and self._spec.rank == 0:
+            kept, address = open_address(self._best_checkpoint)
+            kept.mark_best(address)
+
+    def evaluate(self, data: Dataset) -> dict[str, Any]:
+        """Scores all rows, with the others; the report, and its `seconds`."""
+        job = self._spec.job
+        self._link.event("phase", phase="evaluating")
+        slices = assign(plan_epoch(data, job.seed, 0), self._spec.num_trainers, self._spec.rank)
+        started = reported = time.monotonic()
+        scored = 0
+
+        def on_rows(rows: int) -> None:
+            nonlocal scored, reported
+            scored += rows
+            if time.monotonic() - reported > _SECONDS_BETWEEN_PROGRESS:
+                reported = time.monotonic()
+                self._link.event("phase", phase="evaluating", rows=scored)
+
+        with Loader(data, job.data, slices, seed=job.seed, epoch=0, training=False) as loader:
+            report = evaluate(
+                self._program,
+                self._client,
+                self._sync,
+                iter(loader),
+                labels=job.data.labels,
+                weighted=job.data.sample_weight is not None,
+                on_rows=on_rows,
+            )
+        return {**report, "seconds": time.monotonic() - started}
