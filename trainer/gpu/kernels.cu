@@ -1058,11 +1058,17 @@ __global__ void dot_pairs_grad_kernel(const Dots d) {
     float* g = shared + warp * (d.vectors * pitch + (n + 3) / 4 * 4);
     float* v = g + d.vectors * pitch;
     for (int i = lane; i < n; i += 32) v[i] = d.v[row * n + i];
-    for (int i = 0; i < d.vectors; ++i)
-        for (int j = lane; j < pitch; j += 32) {
-            const int high = i > j ? i : j, low = i > j ? j : i;
-            g[i * pitch + j] = i == j || j >= d.vectors ? 0.0f : load(d.dout, row * d.dout_stride + high * (high - 1) / 2 + low, d.dout_type);
-        }
+    for (int i = lane; i < d.vectors * (pitch - d.vectors + 1); i += 32) {  // zeros on the diagonal and behind the rows
+        const int j = i / (pitch - d.vectors + 1), k = i % (pitch - d.vectors + 1);
+        g[j * pitch + (k == 0 ? j : d.vectors + k - 1)] = 0.0f;
+    }
+    for (int i = lane; i < d.vectors * (d.vectors - 1) / 2; i += 32) {
+        int high = static_cast<int>((1.0f + sqrtf(8.0f * i + 1.0f)) * 0.5f);  // i = high (high - 1) / 2 + low
+        if (high * (high - 1) / 2 > i) --high;
+        else if (high * (high + 1) / 2 <= i) ++high;
+        const int low = i - high * (high - 1) / 2;
+        g[high * pitch + low] = g[low * pitch + high] = load(d.dout, row * d.dout_stride + i, d.dout_type);
+    }
     __syncwarp();
     for (int w = lane & 15; w < d.width; w += 16)
         for (int first = (lane >> 4) * 16; first < d.vectors; first += 32) {
