@@ -1,4 +1,4 @@
-"""AllReduce between trainers: one float32 buffer a step, summed in place over gloo.
+"""AllReduce between trainers: one float32 buffer a step, summed in place over gloo (16 bits: compressed_sum.py).
 
 Paddle's process group works on NumPy memory without a copy, releases the GIL, and raises when a peer goes away. So it
 is used directly instead of an operator inside the program: the host reads the flags before anything is applied.
@@ -50,7 +50,7 @@ class DenseSync:
         os.environ["PADDLE_TRAINER_ID"] = str(rank)  # ProcessGroup reads the global rank from here
         if interface is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = interface
-        self._address = own_address(os.environ.get("GLOO_SOCKET_IFNAME"), store)
+        self._store_address = store
         host, port = store.rsplit(":", 1)
         self._core, self._tracer = core, Tracer()
         self._store = core.TCPStore(host, int(port), rank == 0, num_trainers, timeout_seconds)
@@ -96,7 +96,8 @@ class DenseSync:
             PeerLostError: a peer is gone, or did not come within 30 s.
         """
         if self._mesh is None:
-            self._mesh = Mesh(self.rank, self.num_trainers, self._store, self._address)
+            address = own_address(os.environ.get("GLOO_SOCKET_IFNAME"), self._store_address)
+            self._mesh = Mesh(self.rank, self.num_trainers, self._store, address)
         self._mesh.swap(outgoing, incoming)
 
     def gather(self, value: int) -> list[int]:

@@ -174,6 +174,17 @@ def test_the_job_ends_and_each_row_counts_once(start_job: StartJob, undisturbed_
         assert blow.cause in report.incarnations[0].cause
 
 
+def test_what_rounding_left_over_is_not_saved(start_job: StartJob, undisturbed_auc: float) -> None:
+    """With 16 bits between trainers a restart begins owing nothing; rows, towers and AUC are as ever."""
+    job = start_job(27, train={"allreduce": "bfloat16"})
+    job.wait_for_commits(2)
+    job.hit(job.pid_of("trainer", 1, "child"))
+    outcome = job.finish()
+    report = check_run(job, outcome, undisturbed_auc)
+    assert outcome["num_restarts"] == 1, job.log()
+    note("kill_trainer_with_16_bits", 27, job, report, outcome)
+
+
 def test_sigterm_saves_and_the_next_run_goes_on(start_job: StartJob, undisturbed_auc: float) -> None:
     """And with other numbers of servers and trainers."""
     first = start_job(31)
