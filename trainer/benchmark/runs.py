@@ -403,9 +403,8 @@ def gpu_towers(
         command = [sys.executable, "-m", "trainer.benchmark.gpu"]
         found = _told(command, spec, Path(directory, "ours.json"), say)["cases"]
         cases = [case for told in found for case in _gpu_cases(told)]
-        for told in found if torch_python else []:
-            for mode in modes if told["model"] in {"deepfm", "dlrm"} else []:
-                cases += _torch_case(options, torch_python, told, mode, Path(directory), say)
+        if torch_python is not None:
+            cases += _torch_cases(options, torch_python, found, modes, Path(directory), say)
     report = _report("dense", options.config(device="gpu", **spec), cases, environment, date)
     report.ratios = ratios(cases, of="paddlewheel", same="setting")
     report.notes = [
@@ -430,27 +429,46 @@ def _gpu_cases(told: Mapping[str, Any]) -> list[Case]:
     ]
 
 
-def _torch_case(
-    options: Options, python: Path | None, told: Mapping[str, Any], mode: str, directory: Path, say: Say
+def _torch_cases(
+    options: Options,
+    python: Path,
+    found: Sequence[Mapping[str, Any]],
+    modes: Sequence[str],
+    directory: Path,
+    say: Say,
 ) -> list[Case]:
+    """PyTorch on the same inputs, in one process, as it takes long to start; a case that fails there is left out."""
     from trainer.benchmark.gpu import batch_of
 
-    batch, rows = batch_of(options.work, told["batch_rows"])
-    inputs = directory / f"batch-{told['batch_rows']}.npz"
-    if not inputs.exists():
-        index_BF = batch.tables["default"].single_BF
-        np.savez(inputs, rows=rows["default"], index=index_BF, dense=batch.dense_BD, label=batch.labels_BL)
-    spec = {**told, "work": asdict(options.work), "mode": mode, "inputs": str(inputs)}
-    script = Path(__file__).with_name("torch_gpu_peer.py")
+    asked: list[dict[str, Any]] = []
+    for told in found:
+        rows = told["batch_rows"]
+        inputs = directory / f"batch-{rows}.npz"
+        if not inputs.exists():
+            batch, values = batch_of(options.work, rows)
+            index_BF = batch.tables["default"].single_BF
+            np.savez(inputs, rows=values["default"], index=index_BF, dense=batch.dense_BD, label=batch.labels_BL)
+        named = {name: told[name] for name in ("model", "precision", "batch_rows")}
+        if told["model"] in {"deepfm", "dlrm"}:
+            asked += [{**named, "mode": mode, "inputs": str(inputs)} for mode in modes]
+    spec = {"work": asdict(options.work), "cases": asked}
+    script, result = Path(__file__).with_name("torch_gpu_peer.py"), directory / "torch.json"
     try:
-        answer = _told([str(python), str(script)], spec, directory / "torch.json", say)
+        answers = _told([str(python), str(script)], spec, result, say)["cases"]
     except PeerError as error:
-        say(f"torch {mode} left out: {error}")
-        return []
-    case, _ = _gpu_cases(told)
-    rates = [told["batch_rows"] / ms * 1e3 for ms in answer["ms"]]
-    system = f"torch {mode}"
-    return [Case(f"{system}, {case.params['setting']}", {**case.params, "system": system}, case.unit, rates, {})]
+        say(f"torch ended early: {error}")
+        answers = json.loads(result.read_text())["cases"] if result.exists() else []
+    cases = []
+    for told, answer in zip(asked, answers, strict=False):
+        case, _ = _gpu_cases({**told, "replay_ms": [], "step_ms": 1.0})
+        system = f"torch {told['mode']}"
+        if "error" in answer:
+            say(f"{system}, {case.params['setting']} left out: {answer['error']}")
+            continue
+        rates = [told["batch_rows"] / ms * 1e3 for ms in answer["ms"]]
+        params = {**case.params, "system": system}
+        cases.append(Case(f"{system}, {case.params['setting']}", params, case.unit, rates, {}))
+    return cases
 
 
 def _told(command: Sequence[str], spec: Mapping[str, Any], result: Path, say: Say) -> dict[str, Any]:
