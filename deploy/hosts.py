@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from trainer.config import JobConfig
 
 _PORTS_PER_ROLE = 3  # its own service, health, metrics
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _SSH = (
     "ssh",
     "-oBatchMode=yes",

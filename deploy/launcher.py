@@ -446,10 +446,7 @@ class _Launcher:
             return {}
         cores = len(os.sched_getaffinity(0))
         threads = self._job.cluster.trainer_threads or max(1, cores // self._job.cluster.trainers)
-        return {
-            name: os.environ.get(name, str(threads))
-            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-        }
+        return {name: os.environ.get(name, str(threads)) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
 
     # -- watching
 

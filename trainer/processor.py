@@ -8,6 +8,7 @@ from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 _THREADS = {
+    "OPENBLAS_NUM_THREADS": "1",
     "GOMP_SPINCOUNT": "0",  # oneDNN runs on GNU's OpenMP, MKL on Intel's
     "KMP_BLOCKTIME": "0",
     "FLAGS_new_executor_serial_run": "true",
@@ -23,6 +24,9 @@ def math_environment(environment: Mapping[str, str], cpuinfo: str | None = None)
 
     Threads that wait for the next parallel loop sleep instead of spinning: beside the tower, threads of the same
     process read, pull and push, and on full cores spinning costs them more than waking up costs the tower.
+
+    NumPy's products (norms and checks of gradients) run in the thread that asks: helpers of OpenBLAS spin after each
+    one, which took 7 % of both cores.
 
     Paddle's executor runs a program's operators one after the other in the calling thread instead of handing them to
     four threads of its own: each of those would have OpenMP threads of its own (27 ms for what then takes 22).

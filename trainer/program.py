@@ -108,15 +108,18 @@ class StepBuffer:
         self._program, self._wire = program, wire
         self._compressed: CompressedSum | None = None
         self._all_N = np.zeros(program.num_floats + num_more, np.float32)
-        self.tail = self._all_N[program.num_floats :]
+        self._gradient_N, self.tail = self._all_N[: program.num_floats], self._all_N[program.num_floats :]
+        self._taken = False
 
     def clear(self) -> None:
         """Begin a step: everything is 0."""
-        self._all_N[:] = 0.0
+        self.tail[:] = 0.0
+        self._taken = False
 
     def take(self, gradients: Gradients) -> None:
         """This trainer's part, with its loss and weight in the first two floats of `tail`."""
         self._all_N[: len(gradients.flat_N)] = gradients.flat_N
+        self._taken = True
 
     def sum(self, sync: DenseSync) -> None:
         """Over all trainers; `tail` holds sums then.
@@ -124,18 +127,20 @@ class StepBuffer:
         Raises:
             PeerLostError: a trainer is gone.
         """
+        if not self._taken:
+            self._gradient_N[:] = 0.0
         if self._wire == "float32" or sync.num_trainers == 1:
             sync.sum(self._all_N)
             return
         if self._compressed is None:
             self._compressed = CompressedSum(sync, self._program.num_floats, self._wire)
-        self._compressed.sum(self._all_N[: self._program.num_floats], self.tail)
+        self._compressed.sum(self._gradient_N, self.tail)
 
     def apply(self, total_weight: float, *, rate_factor: float = 1.0) -> None:
         """One step of the optimizer with what was summed; see `DenseProgram.apply`. A sum may also go without."""
         if self._compressed is not None:
             self._compressed.keep()
-        self._program.apply(self._all_N[: self._program.num_floats], total_weight, rate_factor=rate_factor)
+        self._program.apply(self._gradient_N, total_weight, rate_factor=rate_factor)
 
 
 def feature_spec(layouts: Sequence[TableLayout], num_dense: int, num_labels: int) -> FeatureSpec:

@@ -379,10 +379,7 @@ class _Renderer:
             ]
         if role == "trainer":
             limit = {"resourceFieldRef": {"containerName": role, "resource": "limits.cpu", "divisor": "1"}}
-            found += [
-                {"name": name, "valueFrom": limit}
-                for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-            ]
+            found += [{"name": name, "valueFrom": limit} for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
         options = self._options
         if options.token_secret is not None:
             found.append({"name": "PADDLEWHEEL_TOKEN_FILE", "value": f"{_SECRETS}/token/token"})

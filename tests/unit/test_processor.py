@@ -6,7 +6,12 @@ import pytest
 
 from trainer.processor import math_environment
 
-THREADS = {"GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0", "FLAGS_new_executor_serial_run": "true"}
+THREADS = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "GOMP_SPINCOUNT": "0",
+    "KMP_BLOCKTIME": "0",
+    "FLAGS_new_executor_serial_run": "true",
+}
 AMD = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx avx2 fma\n"
 
 
@@ -18,7 +23,7 @@ AMD = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx avx2 fma\n"
         (AMD.replace(" avx2", ""), {}, THREADS),
         (AMD.replace("AuthenticAMD", "GenuineIntel"), {}, THREADS),
         ("", {}, THREADS),
-        ("", {"GOMP_SPINCOUNT": "9"}, {"KMP_BLOCKTIME": "0", "FLAGS_new_executor_serial_run": "true"}),
+        ("", {"GOMP_SPINCOUNT": "9"}, {k: v for k, v in THREADS.items() if k != "GOMP_SPINCOUNT"}),
     ],
 )
 def test_only_processors_that_need_it_and_only_if_the_user_said_nothing(cpuinfo, environment, expected) -> None:

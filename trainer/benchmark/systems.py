@@ -242,6 +242,5 @@ def _environment(setting: Setting) -> dict[str, str]:
 
 
 def _threads(number: int) -> dict[str, str]:
-    """How many threads the numeric libraries of a process may use."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    return dict.fromkeys(names, str(number))
+    """How many threads the libraries that compute a dense part may use."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(number))
