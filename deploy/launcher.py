@@ -22,22 +22,22 @@ from asyncio.subprocess import Process
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import grpc.aio
 import psutil
 
-from data_pipeline.days import find_days, parse_day, parse_days
-from deploy.display import Display, choose_display, duration
+from deploy.display import Display, choose_display
 from deploy.hosts import HostsConfig
+from deploy.outcome import RunOutcome
+from deploy.planning import Mode, Resume, metrics_address, plan_of, targets_folder
 from trainer import warm_start
-from trainer.config import ConfigError, JobConfig, Problem
+from trainer.config import JobConfig
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from trainer.coordinator import resume as resuming
 from trainer.coordinator.plan import JobPlan
 from trainer.coordinator.security import Security
-from trainer.days import DaysConfig, choose
 from trainer.process import (
     EXIT_DONE,
     EXIT_FIX_JOB,
@@ -58,9 +58,6 @@ _RESPAWN_SECONDS = 1.0
 """Pause before a role, or the coordinator, is started again."""
 _TAIL_LINES = 15
 
-Mode = Literal["train", "evaluate"]
-Resume = Literal["auto", "always", "never"]
-
 
 class LaunchError(RuntimeError):
     """The job could not be started on this machine."""
@@ -68,107 +65,6 @@ class LaunchError(RuntimeError):
 
 class RunFolderBusyError(ValueError):
     """Another run uses the same run folder."""
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """How a run ended.
-
-    Attributes:
-        exit_code: 0 done; 64 fix the job; 75 a retry may help; 130 and 143 stopped by a signal.
-        cause: the first cause of a failure, naming the role; empty after success.
-        detail: its traceback or the last lines of the culprit's log.
-        result: trainer 0's result event; empty without one.
-        server_memory_bytes: largest resident memory seen, by server.
-        checkpoint: the newest committed one, from which the next run goes on; empty without one.
-        seconds: from the start of the first process to the end of the last.
-    """
-
-    exit_code: int
-    cause: str
-    culprit: str
-    detail: str
-    result: Mapping[str, Any]
-    run_dir: Path
-    log_dir: Path
-    seconds: float
-    num_restarts: int
-    server_memory_bytes: Mapping[int, int]
-    checkpoint: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything as plain data."""
-        return {
-            "exit_code": self.exit_code,
-            "cause": self.cause,
-            "culprit": self.culprit,
-            "detail": self.detail,
-            "result": dict(self.result),
-            "run_dir": str(self.run_dir),
-            "log_dir": str(self.log_dir),
-            "seconds": self.seconds,
-            "num_restarts": self.num_restarts,
-            "checkpoint": self.checkpoint,
-            "server_memory_bytes": {str(rank): size for rank, size in self.server_memory_bytes.items()},
-        }
-
-    def summary(self) -> str:
-        """For people: figures and places after success, the cause otherwise."""
-        return "\n".join(_success_lines(self) if self.exit_code == EXIT_DONE else _failure_lines(self))
-
-
-def plan_of(job: JobConfig, mode: Mode = "train", *, restore: str | None = None, resume: Resume = "auto") -> JobPlan:
-    """What the coordinator of this job is given.
-
-    Raises:
-        ConfigError, DataError, DaysError, ResumeError: the days of the job cannot be trained.
-    """
-    plan = JobPlan(
-        name=job.name,
-        mode=mode,
-        num_servers=job.cluster.servers,
-        num_trainers=job.cluster.trainers,
-        run_dir=str(Path(job.run_dir).absolute()),
-        job=job.model_dump(mode="json"),
-        tables={name: job.tables[name].model_dump(mode="json") for name in job.data.tables},
-        control=job.control,
-        restore=restore,
-        resume=resume,
-        http_address=metrics_address(job, "coordinator"),
-        targets=str(targets_folder(job)),
-    )
-    return plan if mode == "evaluate" or job.train.days is None else _with_days(plan, job, job.train.days)
-
-
-def _with_days(plan: JobPlan, job: JobConfig, days: DaysConfig) -> JobPlan:
-    """The plan with the days that are trained and those that are to be."""
-    if days.range is None:
-        raise ConfigError(
-            job.name,
-            [Problem("train.days.range", "is missing: say which days to train, such as --days 2026-01-01..2026-01-07")],
-        )
-    trained, current = resuming.days_behind(resuming.examine(plan).cursor)
-    chosen = choose(
-        parse_days(days.range),
-        find_days(job.data.train, days.column),
-        trained=[parse_day(day) for day in trained],
-        current=parse_day(current) if current is not None else None,
-        skip_missing=days.skip_missing,
-    )
-    return plan.model_copy(update={"days": tuple(day.isoformat() for day in chosen)})
-
-
-def metrics_address(job: JobConfig, role: str, rank: int = 0) -> str | None:
-    """Where one process of a one-machine run serves its metrics; None: nowhere."""
-    if not job.metrics.enabled:
-        return None
-    host = job.metrics.address or job.cluster.address
-    return f"{host}:{job.metrics.port(role, rank, job.cluster.servers)}"
-
-
-def targets_folder(job: JobConfig) -> Path:
-    """Where the processes of a job say to Prometheus (file_sd_configs) that they are there."""
-    return Path(job.metrics.targets or Path(job.run_dir, "targets")).absolute()
 
 
 def run_local(
@@ -662,63 +558,3 @@ def _tail(log: Path) -> str:
         line for line in lines if not line.startswith('{"')
     ]  # the child's own words, without the agent's log lines
     return "\n".join((spoken or lines)[-_TAIL_LINES:])
-
-
-def _success_lines(outcome: RunOutcome) -> Iterator[str]:
-    result = outcome.result
-    if outcome.detail:
-        yield outcome.detail
-    if "rows" in result:
-        speed = f"{result['rows_per_second']:,.0f} samples/s"
-        yield f"trained      {result['rows']:,} rows in {duration(result['seconds'])}: {speed}"
-        if result.get("loss") is not None:
-            yield f"loss         {result['loss']:.5f} (training, mean)"
-        if result.get("bad_steps"):
-            rows = f"{result['bad_rows']:,} rows"
-            yield f"skipped      {result['bad_steps']} steps ({rows}): loss or gradient was not finite"
-    if warm := result.get("warm_start"):
-        taken = [f"{mine}: {table['keys']:,} keys" for mine, table in warm["tables"].items()]
-        yield f"warm start   {', '.join([*taken, *(['dense part'] if warm['dense'] else [])])} from {warm['source']}"
-    if result.get("skipped_rows"):
-        unreadable = f", {result['unreadable_rows']:,} of them in unreadable files" if result["unreadable_rows"] else ""
-        yield f"left out     {result['skipped_rows']:,} rows that could not be used{unreadable}"
-    if result.get("truncated_ids"):
-        each = ", ".join(f"{name}: {ids:,}" for name, ids in result["truncated_ids"].items())
-        yield f"truncated    ids beyond max_length: {each}"
-    scores = result.get("eval") or {}
-    if scores:
-        named = {"AUC": ("auc", ".5f"), "logloss": ("logloss", ".5f"), "calibration": ("calibration", ".4f")}
-        shown = [
-            f"{name} {format(scores[key], form) if scores[key] is not None else 'undefined'}"
-            for name, (key, form) in named.items()
-            if key in scores
-        ]
-        yield f"evaluation   {', '.join(shown)} on {scores.get('rows', 0):,} rows"
-    keys = result.get("keys") or {}
-    if keys:
-        yield f"tables       {', '.join(f'{name}: {number:,} keys' for name, number in keys.items())}"
-    if outcome.server_memory_bytes:
-        each = ", ".join(f"{size / 2**20:,.0f} MiB" for _, size in sorted(outcome.server_memory_bytes.items()))
-        yield f"servers      {each} of memory at most"
-    if result.get("checkpoint"):
-        yield f"checkpoint   {result['checkpoint']}"
-    yield f"written to   {outcome.run_dir} (logs in {outcome.log_dir})"
-    if outcome.num_restarts:
-        yield f"restarts     {outcome.num_restarts}"
-
-
-def _failure_lines(outcome: RunOutcome) -> Iterator[str]:
-    stopped = outcome.exit_code > 128
-    yield f"the job {'was stopped' if stopped else 'failed'}: {outcome.cause}"
-    if outcome.detail:
-        yield from (f"    {line}" for line in outcome.detail.rstrip().splitlines())
-    if outcome.culprit:
-        yield f"log of {outcome.culprit}: {outcome.log_dir / (outcome.culprit.replace(' ', '-') + '.log')}"
-    else:
-        yield f"logs: {outcome.log_dir}"
-    if outcome.exit_code != EXIT_FIX_JOB and outcome.checkpoint:
-        yield f"Starting it again goes on from {outcome.checkpoint}"
-    elif outcome.exit_code == EXIT_RETRY:
-        yield "Starting it again may help."
-    elif outcome.exit_code == EXIT_FIX_JOB:
-        yield "Starting it again as it is cannot help."

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import collections
 import contextlib
 import importlib.metadata
 import json
@@ -21,15 +20,13 @@ import signal
 import socket
 import sys
 import time
-from asyncio.subprocess import Process
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
-import psutil
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -39,7 +36,8 @@ from pserver.probe import identity, is_healthy
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from trainer.coordinator.security import Security, SecurityError
-from trainer.logs import configure_logs, write_output
+from trainer.held_child import HeldChild
+from trainer.logs import configure_logs
 from trainer.process import (
     EXIT_DONE,
     EXIT_FIX_JOB,
@@ -47,10 +45,8 @@ from trainer.process import (
     PortTakenError,
     describe_exit,
     interface_of,
-    kill_session,
     port_of,
     reserve_port,
-    start,
 )
 from trainer.processor import math_environment
 from trainer.telemetry import Telemetry, WebSecurityError, WebServer, metrics_app
@@ -61,8 +57,6 @@ if TYPE_CHECKING:
     from trainer.staging import Host
 
 _ROLES = {"pserver": pb.ROLE_PSERVER, "trainer": pb.ROLE_TRAINER}
-_NUM_TAIL_LINES = 30
-_MAX_LINE_BYTES = 16 << 20
 _JOIN_RETRY_SECONDS = 1.0
 
 
@@ -106,7 +100,7 @@ class Agent:
         self._log = structlog.get_logger().bind(job=options.job_name, role=options.role)
         self._outbox: asyncio.Queue[pb.AgentMessage] = asyncio.Queue()
         self._holder: socket.socket | None = None
-        self._child: _Child | None = None
+        self._child: HeldChild | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._host: Host | None = None
         self._host_end: asyncio.Task[None] | None = None
@@ -318,7 +312,7 @@ class Agent:
         variables = {"PYTHONUNBUFFERED": "1", **math_environment(os.environ)}
         if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(self._options.host)) is not None:
             variables["GLOO_SOCKET_IFNAME"] = interface  # else gloo takes what this machine's own name resolves to
-        child = await _Child.start(
+        child = await HeldChild.start(
             self._options.command, order.incarnation, self._outbox, self._telemetry.observe, variables
         )
         spec = json.loads(order.spec_json)
@@ -335,7 +329,7 @@ class Agent:
         self._log.info("started the child", child_pid=child.pid, incarnation=order.incarnation)
         self._watcher = asyncio.create_task(self._watch_child(child, order))
 
-    async def _watch_child(self, child: _Child, order: pb.StartChild) -> None:
+    async def _watch_child(self, child: HeldChild, order: pb.StartChild) -> None:
         probing: asyncio.Task[None] | None = None
         if self._options.role == "pserver":
             probing = asyncio.create_task(self._probe(child, order))
@@ -360,7 +354,7 @@ class Agent:
         self._outbox.put_nowait(pb.AgentMessage(child_exited=exited))
         self._say_available()
 
-    async def _probe(self, child: _Child, order: pb.StartChild) -> None:
+    async def _probe(self, child: HeldChild, order: pb.StartChild) -> None:
         """Tells the coordinator when the server answers for the first time; ends a server that has become deaf."""
         assert self._holder is not None
         if self._host is not None and not await self._fetch(self._host, child):
@@ -383,7 +377,7 @@ class Agent:
 
     # -- checkpoints in an object store
 
-    async def _fetch(self, host: Host, child: _Child) -> bool:
+    async def _fetch(self, host: Host, child: HeldChild) -> bool:
         """Before the server counts as ready: what it is to load must be on this host."""
         self._say(child, {"event": "phase", "phase": "loading"})
         if self._host_end is not None:
@@ -409,7 +403,7 @@ class Agent:
         host.cancel()
         await asyncio.to_thread(host.clear)
 
-    def _say(self, child: _Child, event: dict[str, Any]) -> None:
+    def _say(self, child: HeldChild, event: dict[str, Any]) -> None:
         """As if the child had said it: a server's child says nothing while it serves."""
         message = pb.ChildEvent(incarnation=child.incarnation, json=json.dumps(event))
         self._outbox.put_nowait(pb.AgentMessage(child_event=message))
@@ -476,146 +470,6 @@ class _RefusedError(Exception):
     def __init__(self, reason: str, exit_code: int) -> None:
         self.exit_code = exit_code
         super().__init__(reason)
-
-
-class _Child:
-    """A running child: its pipes, its output, its end."""
-
-    def __init__(
-        self,
-        process: Process,
-        incarnation: int,
-        outbox: asyncio.Queue[pb.AgentMessage],
-        observe: Callable[[dict[str, Any]], None],
-    ) -> None:
-        self.incarnation = incarnation
-        self._observe = observe
-        self.stopping = self._killed = False
-        self.deaf_reason = ""
-        self._process = process
-        self._outbox = outbox
-        self._tail: collections.deque[str] = collections.deque(maxlen=_NUM_TAIL_LINES)
-        self._readers: list[asyncio.Task[None]] = []
-        self._killer: asyncio.TimerHandle | None = None
-        self._usage = psutil.Process(process.pid)
-
-    @classmethod
-    async def start(
-        cls,
-        command: Sequence[str],
-        incarnation: int,
-        outbox: asyncio.Queue[pb.AgentMessage],
-        observe: Callable[[dict[str, Any]], None],
-        environment: Mapping[str, str],
-    ) -> _Child:
-        """Starts command with a pipe for its events."""
-        read_end, write_end = os.pipe()
-        try:
-            process = await start(command, environment=environment, stdin=True, event_fd=write_end)
-        finally:
-            os.close(write_end)
-        child = cls(process, incarnation, outbox, observe)
-        child._listen(child._read_events(read_end))
-        child._listen(child._pass_on_output())
-        return child
-
-    @property
-    def pid(self) -> int:
-        """Of the child's process; also the number of its session."""
-        return self._process.pid
-
-    @property
-    def tail(self) -> str:
-        """The last lines of its output."""
-        return "\n".join(self._tail)
-
-    def tell(self, line: str) -> None:
-        """Writes a line to its standard input."""
-        assert self._process.stdin is not None
-        if not self._process.stdin.is_closing():
-            self._process.stdin.write(line.encode() + b"\n")
-
-    def stop(self, grace_seconds: float) -> None:
-        """SIGTERM now, SIGKILL after the grace; without grace at once."""
-        if self._process.returncode is not None:
-            return  # it ended before it was asked to, which must not be taken for an ordered end
-        self.stopping = True
-        if grace_seconds <= 0:
-            self.kill()
-            return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        if self._killer is None:
-            self._killer = asyncio.get_running_loop().call_later(grace_seconds, self.kill)
-
-    def kill(self) -> None:
-        """SIGKILL to it and to whatever it started."""
-        self._killed = True
-        kill_session(self.pid)
-
-    def ended_as_asked(self, code: int) -> bool:
-        """Whether an end with this status is what `stop` has brought about, and not somebody else's doing."""
-        return self.stopping and (code != -signal.SIGKILL or self._killed)
-
-    async def wait(self) -> int:
-        """Its exit status (negative: the signal), once its last events and lines have been read."""
-        code = await self._process.wait()
-        if self._killer is not None:
-            self._killer.cancel()
-        kill_session(self.pid)  # what it had started
-        await asyncio.wait(self._readers, timeout=2.0)
-        for reader in self._readers:
-            reader.cancel()
-        return code
-
-    def measure(self) -> pb.Heartbeat:
-        """Its memory and state, for the heartbeat."""
-        try:
-            with self._usage.oneshot():
-                times = self._usage.cpu_times()
-                return pb.Heartbeat(
-                    child_memory_bytes=self._usage.memory_info().rss,
-                    child_cpu_seconds=times.user + times.system,
-                    child_stopped=self._usage.status() in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP},
-                )
-        except psutil.Error:
-            return pb.Heartbeat()
-
-    def _listen(self, reader: Coroutine[Any, Any, None]) -> None:
-        self._readers.append(asyncio.create_task(reader))
-
-    async def _read_events(self, fd: int) -> None:
-        reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
-        pipe = os.fdopen(fd, "rb", buffering=0)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), pipe
-        )
-        try:
-            while line := await reader.readline():
-                try:
-                    said = json.loads(line)
-                except ValueError:
-                    said = None
-                if not isinstance(said, dict):
-                    said = {"event": "log", "level": "warning", "message": f"not an event: {line[:200]!r}"}
-                if said.get("event") == "signal":
-                    said["asked"] = self.stopping
-                self._observe(said)
-                self._outbox.put_nowait(
-                    pb.AgentMessage(child_event=pb.ChildEvent(incarnation=self.incarnation, json=json.dumps(said)))
-                )
-        finally:
-            transport.close()
-
-    async def _pass_on_output(self) -> None:
-        assert self._process.stdout is not None
-        last = b""
-        while chunk := await self._process.stdout.read(1 << 16):
-            write_output(chunk)
-            *lines, last = (last + chunk).split(b"\n")
-            self._tail.extend(line.decode(errors="replace") for line in lines)
-        if last:
-            self._tail.append(last.decode(errors="replace"))
 
 
 async def attend(options: AgentOptions, security: Security) -> int:

@@ -73,7 +73,7 @@ def coordinator(
 
     With --metrics it also serves the status page there.
     """
-    from deploy.launcher import plan_of
+    from deploy.planning import plan_of
     from trainer.config import JobConfig
     from trainer.coordinator.service import serve
     from trainer.logs import configure_logs
