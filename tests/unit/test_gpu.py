@@ -298,6 +298,19 @@ def test_an_operator_without_a_kernel_is_refused_with_the_remedy(monkeypatch):
         program_of({"kind": "lr"})
 
 
+def test_a_sum_is_checked_with_terms_that_do_not_cancel():
+    """A float32 sum near zero has a relative error that says nothing about the kernel."""
+    rng = np.random.default_rng(0)
+    view, out = (View(Buffer(4 * n), 0, (n,), (1,)) for n in (37, 1))
+    for op in ("copy", "mul"):
+        ins = (view,) if op == "copy" else (view, view)
+        call = Call("reduce", (out, None), ins, {"op": op})
+        draws = [[check._random(call, i, v, op, rng) for i, v in enumerate(ins)] for _ in range(3000)]
+        terms = np.prod(draws, axis=1)
+        assert (abs(terms.sum(1)) > 0.02 * abs(terms).sum(1)).all()
+        assert terms.min() < -0.1
+
+
 def test_a_kernel_that_computes_wrong_numbers_ends_the_start(monkeypatch):
     right = EmulatedDevice._run
 

@@ -152,4 +152,8 @@ def _random(call: Call, position: int, view: View, op: str, rng: np.random.Gener
         return rng.integers(0, 3, view.shape).astype(np.float64)
     if op == "where" and position == 0:
         return rng.integers(0, 2, view.shape).astype(np.float64)
+    if call.kernel == "reduce":
+        # Of both signs, and yet no sum is what rounding leaves of terms that cancel: against that, a right kernel's
+        # relative error would be too large in one of 600 sums of 37.
+        return rng.uniform(-0.2, 1.0, view.shape)
     return rng.uniform(-1.0, 1.0, view.shape)
