@@ -1010,12 +1010,11 @@ struct Dots {
     int64_t rows, out_stride, dout_stride;
     int32_t vectors, width, out_type, dout_type;
 };
-constexpr int DOT_ROWS = 4;
 // A lane makes tiles of 4 x 4 products.
 __global__ void dot_pairs_kernel(const Dots d) {
     extern __shared__ float shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, pitch = d.width | 1, n = d.vectors * d.width;
-    const int64_t row = static_cast<int64_t>(blockIdx.x) * DOT_ROWS + warp;
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp;
     if (row >= d.rows) return;
     const int tiles = (d.vectors + 3) / 4, padded = tiles * 4;
     float* v = shared + warp * padded * pitch;
@@ -1048,11 +1047,11 @@ __global__ void dot_pairs_kernel(const Dots d) {
             }
     }
 }
-// Half a warp makes 16 vectors' gradients, a lane one column of each.
+// Eight lanes make eight vectors' gradients, a lane two columns of each.
 __global__ void dot_pairs_grad_kernel(const Dots d) {
     extern __shared__ float shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, n = d.vectors * d.width;
-    const int64_t row = static_cast<int64_t>(blockIdx.x) * DOT_ROWS + warp;
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + warp;
     if (row >= d.rows) return;
     const int pitch = (d.vectors + 15) / 16 * 16;
     float* g = shared + warp * (d.vectors * pitch + (n + 3) / 4 * 4);
@@ -1070,38 +1069,51 @@ __global__ void dot_pairs_grad_kernel(const Dots d) {
         g[high * pitch + low] = g[low * pitch + high] = load(d.dout, row * d.dout_stride + i, d.dout_type);
     }
     __syncwarp();
-    for (int w = lane & 15; w < d.width; w += 16)
-        for (int first = (lane >> 4) * 16; first < d.vectors; first += 32) {
-            float total[16] = {};
+    for (int w = (lane & 7) * 2; w < d.width; w += 16)
+        for (int first = (lane >> 3) * 8; first < d.vectors; first += 32) {
+            const bool both = w + 1 < d.width;
+            float total[8] = {}, next[8] = {};
             for (int j = 0; j < d.vectors; ++j) {
-                const float x = v[j * d.width + w];
+                const float x = v[j * d.width + w], y = both ? v[j * d.width + w + 1] : 0.0f;
                 const float4* from = reinterpret_cast<const float4*>(g + j * pitch + first);
 #pragma unroll
-                for (int q = 0; q < 4; ++q) {
+                for (int q = 0; q < 2; ++q) {
                     const float4 f = from[q];
-                    total[q * 4] += f.x * x;
-                    total[q * 4 + 1] += f.y * x;
-                    total[q * 4 + 2] += f.z * x;
-                    total[q * 4 + 3] += f.w * x;
+                    total[q * 4] += f.x * x, next[q * 4] += f.x * y;
+                    total[q * 4 + 1] += f.y * x, next[q * 4 + 1] += f.y * y;
+                    total[q * 4 + 2] += f.z * x, next[q * 4 + 2] += f.z * y;
+                    total[q * 4 + 3] += f.w * x, next[q * 4 + 3] += f.w * y;
                 }
             }
+            float* to = static_cast<float*>(d.out) + row * n + first * d.width + w;
 #pragma unroll
-            for (int k = 0; k < 16; ++k)
-                if (first + k < d.vectors) static_cast<float*>(d.out)[row * n + (first + k) * d.width + w] = total[k];
+            for (int k = 0; k < 8; ++k)
+                if (first + k < d.vectors) {
+                    to[k * d.width] = total[k];
+                    if (both) to[k * d.width + 1] = next[k];
+                }
         }
+}
+// As many rows a block, up to four, as fit into the shared memory that every GPU gives; one row may take what this GPU has.
+template <typename Kernel>
+static int launch_dots(Kernel kernel, const Dots* d, int bytes_a_row, const char* name, cudaStream_t stream) {
+    int rows = 4;
+    while (rows > 1 && rows * bytes_a_row > 48 << 10) rows /= 2;
+    if (rows * bytes_a_row > 48 << 10) {
+        const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes_a_row);
+        if (int code = checked(status, "dot products of so many vectors")) return code;
+    }
+    kernel<<<static_cast<unsigned>((d->rows + rows - 1) / rows), 32 * rows, rows * bytes_a_row, stream>>>(*d);
+    return launched(name);
 }
 EXPORT int pw_dot_pairs(const Dots* d, cudaStream_t stream) {
     if (d->rows == 0) return 0;
-    const unsigned grid = static_cast<unsigned>((d->rows + DOT_ROWS - 1) / DOT_ROWS);
-    dot_pairs_kernel<<<grid, 32 * DOT_ROWS, DOT_ROWS * ((d->vectors + 3) / 4 * 4) * (d->width | 1) * 4, stream>>>(*d);
-    return launched("dot_pairs");
+    return launch_dots(dot_pairs_kernel, d, ((d->vectors + 3) / 4 * 4) * (d->width | 1) * 4, "dot_pairs", stream);
 }
 EXPORT int pw_dot_pairs_grad(const Dots* d, cudaStream_t stream) {
     if (d->rows == 0) return 0;
-    const unsigned grid = static_cast<unsigned>((d->rows + DOT_ROWS - 1) / DOT_ROWS);
     const int floats = d->vectors * ((d->vectors + 15) / 16 * 16) + (d->vectors * d->width + 3) / 4 * 4;
-    dot_pairs_grad_kernel<<<grid, 32 * DOT_ROWS, DOT_ROWS * floats * 4, stream>>>(*d);
-    return launched("dot_pairs_grad");
+    return launch_dots(dot_pairs_grad_kernel, d, floats * 4, "dot_pairs_grad", stream);
 }
 
 // ------------------------------------------------------------------------------------------------------------- dropout
