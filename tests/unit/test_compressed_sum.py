@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from trainer.compressed_sum import CompressedSum
 from trainer.config import ConfigError, JobConfig
+from trainer.dense_sync import DenseSync
 from trainer.models import parse_model
-from trainer.program import DenseProgram, TableLayout
+from trainer.program import DenseProgram, Gradients, TableLayout
 from trainer.settings import DenseOptimizerConfig
 
 WIRES = ("bfloat16", "float16")
@@ -166,9 +167,8 @@ def test_bytes_that_a_trainer_sends(wire, num_trainers):
         assert place.num_sent_bytes == gradient + (num_trainers - 1) * (2 * 2 + 4 * num_exact)
 
 
-def test_a_step_that_is_not_applied_leaves_the_residual_alone():
-    """As the loop does it: sum, and apply only what all found good."""
-    program = DenseProgram(
+def _program():
+    return DenseProgram(
         [TableLayout("t", 3, True, ("a",))],
         num_dense=2,
         num_labels=1,
@@ -177,14 +177,20 @@ def test_a_step_that_is_not_applied_leaves_the_residual_alone():
         seed=0,
         rank=0,
     )
+
+
+def test_a_step_that_is_not_applied_leaves_the_residual_alone():
+    """As the loop does it: sum, and apply only what all found good."""
+    program = _program()
     queues = [[Queue(), Queue()] for _ in range(2)]
     sync, other = Memory(0, queues), CompressedSum(Memory(1, queues), program.num_floats, "bfloat16")
     buffer = program.buffer(3, "bfloat16")
 
     def step(values_N, tail, *, apply):
         buffer.clear()
-        buffer._all_N[: program.num_floats] = values_N
-        buffer.tail[:] = tail
+        flat_N = np.append(values_N, tail[:2]).astype(np.float32)
+        buffer.take(Gradients(flat_N, {}, np.zeros((1, 1), np.float32)))
+        buffer.tail[2:] = tail[2:]
         peer = threading.Thread(
             target=other.sum, args=(np.zeros(program.num_floats, np.float32), np.ones(3, np.float32))
         )
@@ -202,6 +208,19 @@ def test_a_step_that_is_not_applied_leaves_the_residual_alone():
     assert np.abs(owed_N).max() > 0
     np.testing.assert_array_equal(step(values_N * 7, [1, 2, 3], apply=False), owed_N)
     assert np.any(step(values_N * 7, [1, 2, 3], apply=True) != owed_N)
+
+
+def test_a_step_without_a_batch_adds_nothing_of_the_one_before():
+    """A buffer keeps the last sum until the next gradient is written over it."""
+    program = _program()
+    buffer, alone = program.buffer(3), DenseSync(0, 1, "", interface=None)
+    buffer.clear()
+    buffer.take(Gradients(np.ones(program.num_floats + 2, np.float32), {}, np.zeros((1, 1), np.float32)))
+    buffer.sum(alone)
+    assert (buffer._gradient_N == 1).all()
+    buffer.clear()
+    buffer.sum(alone)
+    assert (buffer._all_N == 0).all()
 
 
 @pytest.mark.parametrize("wire", WIRES)
