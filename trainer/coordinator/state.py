@@ -297,8 +297,8 @@ class Control:
                 self._end_if(causes.of_delay(seat, self.seats, self.limits, now, training=training), now)
         if (
             self.phase is Phase.RUNNING
-            and self._requests.is_due(now)
             and self.seats.first_trainer.child_phase != "evaluating"
+            and self._requests.is_due(now)
         ):
             self._ask_for_checkpoint()
         if self.phase is Phase.GATHERING and now - max(self._since, self._not_before) > self.limits.gather_seconds:

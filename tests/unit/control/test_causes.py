@@ -87,6 +87,15 @@ def test_a_checkpoint_is_asked_for_by_the_clock() -> None:
     assert control.checkpoint.state == "asked"
 
 
+def test_a_checkpoint_that_falls_due_within_an_evaluation_is_asked_for_after_it() -> None:
+    control = running(checkpoint={"every_minutes": 0.5})
+    for phase, now, lines in (("evaluating", 30.5, []), ("training", 31.0, [{"command": "checkpoint"}])):
+        for session in (SERVER, TRAINER):
+            control.handle(messages.Heard(session), now)
+        control.handle(ChildSaid(TRAINER, 1, {"event": "phase", "phase": phase}), now)
+        assert told(control.handle(messages.Tick(), now)) == lines
+
+
 def test_asking_twice_makes_one_checkpoint() -> None:
     control = running()
     assert told(control.handle(messages.CheckpointAsked(), 1.0)) == [{"command": "checkpoint"}]
