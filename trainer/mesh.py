@@ -49,7 +49,7 @@ class Mesh:
         address: of this host, as the other trainers reach it; see `own_address`.
 
     Raises:
-        PeerLostError: another trainer did not come within 30 s.
+        PeerLostError: another trainer did not come within 30 s, or trainer 0 within the board's own limit.
     """
 
     def __init__(self, rank: int, num_trainers: int, board: Board, address: str) -> None:
@@ -82,10 +82,11 @@ class Mesh:
 
     def _welcome(self, connection: socket.socket, secret: bytes) -> None:
         """Take a connection whose first bytes show that a trainer of this mesh made it; close any other."""
-        connection.settimeout(_HELLO_SECONDS)
+        deadline = time.monotonic() + _HELLO_SECONDS
         hello = b""
         try:
             while len(hello) < len(secret) + _RANK.size:
+                connection.settimeout(max(0.01, deadline - time.monotonic()))
                 more = connection.recv(len(secret) + _RANK.size - len(hello))
                 if not more:
                     break

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -34,10 +36,10 @@ class Texts:
 def meshes():
     built = []
 
-    def build(num_trainers, board=None):
+    def build(num_trainers, board=None, address="127.0.0.1"):
         board = board or Texts()
         with ThreadPoolExecutor(num_trainers) as pool:
-            built.extend(pool.map(lambda rank: Mesh(rank, num_trainers, board, "127.0.0.1"), range(num_trainers)))
+            built.extend(pool.map(lambda rank: Mesh(rank, num_trainers, board, address), range(num_trainers)))
         return built
 
     yield build
@@ -77,6 +79,49 @@ def test_a_stranger_is_sent_away(meshes):
             super().set(key, value)
 
     built = meshes(2, Watched())
+    with ThreadPoolExecutor(2) as pool:
+        first, _ = pool.map(lambda rank: _exchange(built, rank, 10), range(2))
+    assert (first[1] == 10).all()
+
+
+def test_a_stranger_that_drips_does_not_hold_up_the_others(meshes, monkeypatch):
+    """One byte now and then is no hello: it has as long as the whole hello may take."""
+    monkeypatch.setattr(mesh, "_HELLO_SECONDS", 0.3)
+    enough = threading.Event()
+
+    def drip(stranger):
+        with stranger, contextlib.suppress(OSError):
+            for _ in range(30):
+                stranger.sendall(b"x")
+                if enough.wait(0.1):
+                    return
+
+    dripping = []
+
+    class Watched(Texts):
+        def set(self, key, value):
+            if key == "mesh/0":
+                host, port = value.split()
+                stranger = socket.create_connection((host, int(port)))  # the first to be welcomed
+                dripping.append(threading.Thread(target=drip, args=(stranger,)))
+                dripping[0].start()
+            super().set(key, value)
+
+    began = time.monotonic()
+    built = meshes(2, Watched())
+    seconds = time.monotonic() - began
+    enough.set()
+    dripping[0].join()
+    assert sorted(built[0]._sockets) == [1]
+    assert seconds < 2
+
+
+def test_ipv6(meshes):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 on this machine's loopback interface")
+    built = meshes(2, address=own_address(None, "[::1]:80"))
     with ThreadPoolExecutor(2) as pool:
         first, _ = pool.map(lambda rank: _exchange(built, rank, 10), range(2))
     assert (first[1] == 10).all()
