@@ -98,8 +98,9 @@ class TrainConfig(BaseModel):
 
     allreduce: WireType = "float32"
     """What dense gradients are rounded to on their way between trainers; sums are float32, and what rounding leaves
-    over is added to the next step's gradient. `bfloat16` halves the bytes, which pays at 1 Gbit/s and below;
-    `float16` has more digits and takes longer to compute. For trainers on CPUs; with one of them nothing is rounded."""
+    over is added to the next step's gradient. `bfloat16` halves the bytes, for slow networks (trainer/README.md has
+    figures); `float16` has more digits and takes longer to compute. For trainers on CPUs; with one of them nothing is
+    rounded."""
 
     max_bad_steps: int = Field(default=10, ge=0)
     """Steps with a loss or gradient that is not finite are skipped; more of them than this stop the job."""
