@@ -119,6 +119,7 @@ class Incarnation:
         self._judge = Judge(spec, self._eval_data, self._program, self._client, self._sync, link, self._saver)
         self._curve = LossCurve()
         self._warm_start: dict[str, Any] | None = None
+        self._ended_epoch: int | None = None  # at the restored checkpoint
         started = time.monotonic()
         if spec.restore is not None:
             self._restore(spec.restore)
@@ -161,6 +162,8 @@ class Incarnation:
         cursor, progress = saved.cursor, self._loop.progress
         progress.step, progress.rows, progress.taken = cursor["step"], cursor["rows"], cursor["rows"]
         progress.epoch = cursor["position"]["epoch"]
+        if progress.epoch > 0 and not cursor["position"]["done"]:
+            self._ended_epoch = progress.epoch - 1
         self._life.load_state(saved.manifest.get("lifecycle"), self._position)
         if self._spec.mode == "train":
             self._go_on_with_tables(address, saved)
@@ -173,9 +176,9 @@ class Incarnation:
                 self._life.saved(tables_of(saved), readable=False)
             else:
                 self._life.saved({name: open_table(saved.sparse / name) for name in spec.job.data.tables})
-        if spec.days is not None and progress.epoch > 0 and not saved.cursor["position"]["done"]:
-            self._life.tell_day(progress.epoch - 1)  # told already, unless something was lost just then
-            publish_day(spec, self._link, progress.epoch - 1, address, self._life.boundaries.counts)
+        if spec.days is not None and self._ended_epoch is not None:
+            self._life.tell_day(self._ended_epoch)  # told already, unless something was lost just then
+            publish_day(spec, self._link, self._ended_epoch, address, self._life.boundaries.counts)
         tables = self._life.boundaries.due(self._position)
         if tables and progress.epoch < spec.num_epochs:
             if spec.rank == 0 and any(
@@ -220,7 +223,8 @@ class Incarnation:
     def _train(self) -> dict[str, Any] | None:
         job, progress = self._spec.job, self._loop.progress
         passes: list[dict[str, float]] = []
-        is_over = self._judge.owes(progress.step) and not self._is_to_go_on()
+        owes = self._judge.owes(progress.step, ended_epoch=self._ended_epoch, epochs=self._epochs.num_epochs)
+        is_over = owes and not self._is_to_go_on()
         left = range(progress.epoch, progress.epoch if is_over else self._epochs.num_epochs)
         for epoch in left:
             progress.epoch = epoch

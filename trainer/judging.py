@@ -17,7 +17,7 @@ from trainer.loop import Progress
 from trainer.program import DenseProgram
 from trainer.saving import Saver
 from trainer.spec import Spec
-from trainer.stopping import BestSoFar, due
+from trainer.stopping import BestSoFar, due, due_after_epoch
 
 _SECONDS_BETWEEN_PROGRESS = 0.5
 
@@ -59,12 +59,17 @@ class Judge:
         self.evaluations = list(state["all"])
         self._best_checkpoint = best_checkpoint
 
-    def owes(self, step: int) -> bool:
-        """Whether the restored checkpoint's step may lack its evaluation, or the mark of the best.
+    def owes(self, step: int, *, ended_epoch: int | None, epochs: int) -> bool:
+        """Whether the restored checkpoint's step may lack its evaluation, the mark of the best, or the end of training.
 
-        What came after a checkpoint was saved may be lost.
+        What came after a checkpoint was saved may be lost. ended_epoch: the one that ended at this step, if one did.
         """
-        return self._saver.restored_step >= 0 and (due(self._config, step) or self._best.step == step)
+        return self._saver.restored_step >= 0 and (
+            due(self._config, step)
+            or (ended_epoch is not None and due_after_epoch(self._config, ended_epoch, epochs))
+            or self._best.step == step
+            or self._best.exhausted
+        )
 
     def judge(self, progress: Progress, save: Callable[[], object]) -> bool:
         """Evaluate this step, if that has not been done, and tell whether to go on.

@@ -92,3 +92,19 @@ def test_the_best_checkpoint_survives(tmp_path: Path, data: dict, undisturbed: d
     assert best.name == f"step-{lowest}"
     assert result["best"]["checkpoint"] == str(best)
     assert sorted(p.name for p in checkpoint.committed(kept)) == sorted({best.name, f"step-{steps[-1]}"})
+
+
+def test_a_job_that_stopped_early_trains_no_more_when_it_is_started_again(tmp_path: Path, data: dict) -> None:
+    """As when the final evaluation was cut short. The checkpoint of the last step is older than its evaluation."""
+    evaluation = {"every_epochs": 1, "metric": "logloss", "stop_after": 1}
+    job = Job(tmp_path, data, SETTINGS | {"train": {**SETTINGS["train"], "evaluation": evaluation}})
+    results = []
+    for _ in range(2):
+        code, outcome = job.run("train")
+        assert code == 0, outcome
+        results.append(outcome["result"])
+    assert results[0]["stopped_early"]
+    assert results[0]["rows"] < results[0]["expected_rows"]
+    for key in ("stopped_early", "rows", "steps"):
+        assert results[1][key] == results[0][key], key
+    assert [e["step"] for e in results[1]["evaluations"]] == [e["step"] for e in results[0]["evaluations"]]
