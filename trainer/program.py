@@ -112,7 +112,7 @@ class StepBuffer:
         self._taken = False
 
     def clear(self) -> None:
-        """Begin a step: everything is 0."""
+        """Begin a step: everything is 0, unless it is written over."""
         self.tail[:] = 0.0
         self._taken = False
 
@@ -137,7 +137,10 @@ class StepBuffer:
         self._compressed.sum(self._gradient_N, self.tail)
 
     def apply(self, total_weight: float, *, rate_factor: float = 1.0) -> None:
-        """One step of the optimizer with what was summed; see `DenseProgram.apply`. A sum may also go without."""
+        """One step of the optimizer with what was summed; see `DenseProgram.apply`.
+
+        Without this call it is as if that sum had not been: what rounding leaves over stays as it was.
+        """
         if self._compressed is not None:
             self._compressed.keep()
         self._program.apply(self._gradient_N, total_weight, rate_factor=rate_factor)

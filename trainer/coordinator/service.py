@@ -314,9 +314,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             del self._outboxes[session]
             self.apply(messages.Left(session))
 
-    async def _read(self, session: int, messages: AsyncIterator[pb.AgentMessage]) -> None:
+    async def _read(self, session: int, stream: AsyncIterator[pb.AgentMessage]) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
-            async for message in messages:
+            async for message in stream:
                 event = _event_of(session, message)
                 if event is not None:
                     self.apply(event)
