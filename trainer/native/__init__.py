@@ -42,6 +42,7 @@ _FLAGS = (
     "-fPIC",
     "-shared",
     "-fopenmp",
+    "-fno-math-errno",
     "-w",
     "-DPADDLE_WITH_CUSTOM_KERNEL",
     "-DPADDLE_NO_PYTHON",
