@@ -52,6 +52,15 @@ class Hosts:
             queue = ["root", "tbf", "rate", rate, "burst", "128kb", "latency", "100ms"]
             subprocess.run(["tc", "-n", name, "qdisc", "replace", "dev", name, *queue], check=True, timeout=30)
 
+    def carried(self) -> int:
+        """Bytes that the cable has carried so far, both ways."""
+        total = 0
+        for name in self.names.values():
+            command = ["ip", "-n", name, "-json", "-statistics", "link", "show", "dev", name]
+            found = subprocess.run(command, check=True, capture_output=True, timeout=30)
+            total += json.loads(found.stdout)[0]["stats64"]["tx"]["bytes"]
+        return total
+
     def close(self) -> None:
         for name in self.names.values():
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True, timeout=30)
@@ -164,11 +173,11 @@ def test_a_cut_cable_costs_a_restart(cluster: Cluster) -> None:
     assert "trainer 1" in report.incarnations[0].cause
 
 
-def test_16_bits_pay_on_a_slow_cable(click_data: Path, tmp_path: Path) -> None:
-    """At 50 Mbit/s the AllReduce of 1.4 MB is most of a step; half the bytes take little more than half the time."""
+def test_16_bits_halve_what_a_slow_cable_carries(click_data: Path, tmp_path: Path) -> None:
+    """Most of what it carries is the AllReduce of 1.4 MB a step; the rest are pulls and pushes."""
     if os.geteuid() != 0:
         pytest.skip("network namespaces with a cable between them need root")
-    seconds = {}
+    num_bytes = {}
     for wire in ("float32", "bfloat16"):
         folder = tmp_path / wire
         hosts = Hosts()
@@ -179,14 +188,14 @@ def test_16_bits_pay_on_a_slow_cable(click_data: Path, tmp_path: Path) -> None:
         try:
             cluster.wait_until(lambda c=cluster: not c.processes, "the end of all roles")
             assert set(cluster.codes.values()) == {0}, (cluster.codes, cluster.logs())
+            num_bytes[wire] = hosts.carried()
         finally:
             cluster.close()
             hosts.close()
         over = next(r for r in read_journal(folder / "run" / "journal.jsonl") if r["what"] == "over")
         result = over["result"]
         assert result["rows"] == result["expected_rows"]
-        seconds[wire] = result["phase_seconds"]["allreduce"] / result["steps"]
-    assert seconds["bfloat16"] < 0.75 * seconds["float32"], seconds
+    assert num_bytes["bfloat16"] < 0.7 * num_bytes["float32"], num_bytes
 
 
 def test_a_cable_that_is_out_for_a_second_costs_nothing(cluster: Cluster) -> None:
