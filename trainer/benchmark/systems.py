@@ -203,6 +203,8 @@ async def stage(name: str, setting: Setting, directory: Path, **options: Any) ->
     result = directory / f"{name}.json"
     command = [sys.executable, "-m", "trainer.benchmark.stages", name, json.dumps(spec), str(result)]
     environment = _environment(setting)
+    if name == "matmul":  # it computes with NumPy's library, which a trainer keeps to one thread
+        environment = {"OPENBLAS_NUM_THREADS": str(setting.threads), **environment}
     environment |= math_environment(os.environ | environment)  # as an agent gives it to its child
     async with watching(directory) as watch:
         await watch.start("trainer", command, environment=environment, name=name)
