@@ -77,7 +77,7 @@ def test_a_job_begins_with_all_of_another_and_once_only(learnt, tmp_path: Path) 
     shutil.rmtree(source)
     code, outcome = job.run("train", *STILL, "--set", "train.epochs=2")
     assert code == 0, outcome
-    assert outcome["result"]["steps"] == 2 * result["steps"]
+    assert outcome["result"]["rows"] == 2 * result["rows"]
     assert outcome["result"]["warm_start"] == result["warm_start"]
     newest = checkpoint.latest(job.folder / "run" / "checkpoints")
     assert checkpoint.read_manifest(newest)["warm_start"] == result["warm_start"]
