@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,35 @@ def test_tower_leaves_out_gradients_nobody_wants_and_biases_that_are_not_there()
     np.testing.assert_allclose(out, both @ w, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(g_x, (g @ w.T)[:, :4], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(g_w, both.T @ g, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_towers_of_several_threads_do_not_meet(precision: Precision) -> None:
+    """Products of the same shape at once, as when an executor runs two towers side by side."""
+    native.load()
+    paddle.enable_static()
+    main = paddle.static.Program()
+    with paddle.static.program_guard(main), native.using(precision):
+        x, w, v = (paddle.static.data(n, s, "float32") for n, s in (("x", [-1, 61]), ("w", [61, 37]), ("v", [37, 5])))
+        w.stop_gradient = v.stop_gradient = False
+        out = native.tower([x], [w, v], [None, None], relu=[True, False])
+        fetched = [out, *paddle.static.gradients([paddle.sum(paddle.multiply(out, out))], [w, v])]
+
+    def values(seed: int, times: int) -> list[list[Array]]:
+        rng = np.random.default_rng(seed)
+        feed = {
+            n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", (500, 61)), ("w", (61, 37)), ("v", (37, 5)))
+        }
+        executor, scope = paddle.static.Executor(paddle.CPUPlace()), paddle.static.Scope()
+        return [executor.run(main, feed=feed, fetch_list=fetched, scope=scope) for _ in range(times)]
+
+    alone = [values(seed, 1)[0] for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(values, range(4), [100] * 4))
+    for expected, found in zip(alone, together, strict=True):
+        for one in found:
+            for want, have in zip(expected, one, strict=True):
+                np.testing.assert_array_equal(have, want)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -1,8 +1,13 @@
 // Matrix products by oneDNN over plain row-major memory, in float32 or bfloat16 with float32 sums.
+//
+// Any number of threads may call `run` at once: a product is prepared once, and each thread brings its own scratch memory.
+// (oneDNN's own would belong to the thread that prepared the product, and threads that share it give wrong numbers.)
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -31,7 +36,7 @@ class MatMul {
                   bool b_transposed, const float* bias, bool relu, Out* c) {
     const Key key{m, k, n, dnnl_type<In>(), dnnl_type<Out>(), a_transposed, b_transposed, bias != nullptr, relu};
     const Prepared& prepared = instance().prepare(key);
-    dnnl_exec_arg_t args[4];
+    dnnl_exec_arg_t args[5];
     int count = 0;
     const auto add = [&](int name, const dnnl_memory_desc_t layout, const void* data) {
       args[count].arg = name;
@@ -42,6 +47,9 @@ class MatMul {
     add(DNNL_ARG_WEIGHTS, prepared.b, b);
     add(DNNL_ARG_DST, prepared.c, c);
     if (bias != nullptr) add(DNNL_ARG_BIAS, prepared.bias, bias);
+    thread_local Scratch scratch;
+    if (prepared.scratch != nullptr)
+      add(DNNL_ARG_SCRATCHPAD, prepared.scratch, scratch.at_least(dnnl_memory_desc_get_size(prepared.scratch)));
     thread_local Stream stream(instance().engine_);
     const dnnl_status_t status = dnnl_primitive_execute(prepared.primitive, stream.handle, count, args);
     dnnl_stream_wait(stream.handle);
@@ -54,7 +62,25 @@ class MatMul {
 
   struct Prepared {
     dnnl_memory_desc_t a, b, c, bias;
+    dnnl_memory_desc_t scratch;  // null when the product needs none
     dnnl_primitive_t primitive;
+  };
+
+  class Scratch {
+   public:
+    void* at_least(std::size_t bytes) {
+      constexpr std::size_t line = 64;
+      if (size_ < bytes) {
+        memory_.reset(new std::byte[bytes + line]);
+        size_ = bytes;
+      }
+      const auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
+      return reinterpret_cast<void*>((address + line - 1) / line * line);
+    }
+
+   private:
+    std::unique_ptr<std::byte[]> memory_;
+    std::size_t size_ = 0;
   };
 
   struct Stream {
@@ -87,9 +113,10 @@ class MatMul {
     if (found != prepared_.end()) return found->second;
     const auto [m, k, n, in, out, a_transposed, b_transposed, has_bias, relu] = key;
     Prepared made{layout(m, k, in, a_transposed), layout(k, n, in, b_transposed), layout(m, n, out, false),
-                  has_bias ? layout(1, n, DNNL_F32, false) : nullptr, nullptr};
+                  has_bias ? layout(1, n, DNNL_F32, false) : nullptr, nullptr, nullptr};
     dnnl_primitive_attr_t attributes;
     check(dnnl_primitive_attr_create(&attributes), "attributes");
+    check(dnnl_primitive_attr_set_scratchpad_mode(attributes, DNNL_SCRATCHPAD_USER), "scratch memory");
     if (relu) {
       dnnl_post_ops_t after;
       check(dnnl_post_ops_create(&after), "post-ops");
@@ -101,6 +128,9 @@ class MatMul {
     check(dnnl_matmul_primitive_desc_create(&description, engine_, made.a, made.b, made.bias, made.c, attributes),
           "a matrix product of this kind");
     check(dnnl_primitive_create(&made.primitive, description), "matmul");
+    const dnnl_memory_desc* needed = dnnl_primitive_desc_query_md(description, DNNL_QUERY_SCRATCHPAD, 0);
+    if (needed != nullptr && dnnl_memory_desc_get_size(needed) > 0)
+      check(dnnl_memory_desc_clone(&made.scratch, needed), "scratch memory");
     dnnl_primitive_desc_destroy(description);
     dnnl_primitive_attr_destroy(attributes);
     return prepared_.emplace(key, made).first->second;
