@@ -436,8 +436,8 @@ class DenseProgram:
     def _run(self, program: Any, feed: dict[str, NDArray[Any]], fetch: list[Variable]) -> list[Any]:
         known = {k: v for k, v in feed.items() if program.global_block().has_var(k)}
         with paddle.static.scope_guard(self._scope):
-            result: list[Any] = self._executor.run(program, feed=known, fetch_list=fetch)
-        return result
+            result = self._executor.run(program, feed=known, fetch_list=fetch, return_numpy=False)
+        return [np.asarray(each) for each in result]  # a copy; Paddle's own way to arrays copies twice
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Copies of all parameters and of Adam's moments and powers, by stable names."""
