@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,17 @@ def click_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed_auc(click_data: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
-    """Of the same job when nothing happens to it."""
-    job = ChaosJob(job_file(tmp_path_factory.mktemp("undisturbed"), click_data), seed=0)
-    try:
-        outcome = job.finish()
-    finally:
-        job.close()
-    check_run(job, outcome, None)
-    auc: float = outcome["result"]["eval"]["auc"]
-    return auc
+    """Of the same job when nothing happens to it: the mean of three runs, as pushes race (standard deviation 0.0009)."""
+    found = []
+    for _ in range(3):
+        job = ChaosJob(job_file(tmp_path_factory.mktemp("undisturbed"), click_data), seed=0)
+        try:
+            outcome = job.finish()
+        finally:
+            job.close()
+        check_run(job, outcome, None)
+        found.append(outcome["result"]["eval"]["auc"])
+    return statistics.mean(found)
 
 
 @pytest.fixture
