@@ -22,7 +22,7 @@ def click_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed_auc(click_data: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
-    """Of the same job when nothing happens to it: the mean of three runs, as pushes race (standard deviation 0.0009)."""
+    """Of the same job when nothing happens to it: the mean of three runs, as pushes race (standard deviation 0.001)."""
     found = []
     for _ in range(3):
         job = ChaosJob(job_file(tmp_path_factory.mktemp("undisturbed"), click_data), seed=0)
