@@ -27,9 +27,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from trainer.config import JobConfig
+from trainer.processor import COMPUTE_THREADS
 
 _PORTS_PER_ROLE = 3  # its own service, health, metrics
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _SSH = (
     "ssh",
     "-oBatchMode=yes",
@@ -159,7 +159,7 @@ class Place:
                 command += ["--targets", str(targets)]
         variables = dict(self.config.environment)
         if self.role == "trainer" and self.host.threads is not None:
-            variables |= dict.fromkeys(_THREADS, str(self.host.threads))
+            variables |= dict.fromkeys(COMPUTE_THREADS, str(self.host.threads))
         prefix = ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
         return shlex.join([*prefix, *command])
 

@@ -47,6 +47,7 @@ from trainer.process import (
     reserve_port,
     start,
 )
+from trainer.processor import COMPUTE_THREADS
 
 _OPEN_SECONDS = 30.0
 """The coordinator opens its port within this time, or something is wrong."""
@@ -342,7 +343,7 @@ class _Launcher:
             return {}
         cores = len(os.sched_getaffinity(0))
         threads = self._job.cluster.trainer_threads or max(1, cores // self._job.cluster.trainers)
-        return {name: os.environ.get(name, str(threads)) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        return {name: os.environ.get(name, str(threads)) for name in COMPUTE_THREADS}
 
     # -- watching
 

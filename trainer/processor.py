@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+COMPUTE_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables that say how many threads a trainer computes its dense part with."""
 _CPUINFO = Path("/proc/cpuinfo")
 _THREADS = {
     "OPENBLAS_NUM_THREADS": "1",

@@ -21,6 +21,7 @@ from deploy.kubernetes.options import DATA_PATH, RUNS_PATH, KubernetesOptions
 from deploy.sizing import Sizing, size
 from trainer.config import ConfigError, JobConfig, Problem
 from trainer.process import EXIT_FIX_JOB, EXIT_INTERRUPTED, EXIT_TERMINATED
+from trainer.processor import COMPUTE_THREADS
 
 Object = dict[str, Any]
 
@@ -379,7 +380,7 @@ class _Renderer:
             ]
         if role == "trainer":
             limit = {"resourceFieldRef": {"containerName": role, "resource": "limits.cpu", "divisor": "1"}}
-            found += [{"name": name, "valueFrom": limit} for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
+            found += [{"name": name, "valueFrom": limit} for name in COMPUTE_THREADS]
         options = self._options
         if options.token_secret is not None:
             found.append({"name": "PADDLEWHEEL_TOKEN_FILE", "value": f"{_SECRETS}/token/token"})

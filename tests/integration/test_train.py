@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -124,22 +125,27 @@ def test_16_bits_between_trainers(tmp_path: Path, clicks, wire: str, trainers: i
     assert outcome["result"]["eval"]["auc"] > first["eval"]["auc"] - 0.005
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
-def test_a_bad_batch_of_one_trainer_is_skipped_by_all_with_16_bits(tmp_path: Path, wire: str) -> None:
+def _with_a_row_that_explodes(tmp_path: Path, *, batch_rows: int, **written: Any) -> dict[str, Any]:
+    """The `data` block of a job over 4,000 rows."""
     rng = np.random.default_rng(1)
     rows = 4_000
     x = rng.standard_normal(rows).astype(np.float32)
-    x[1234] = 3e38
+    x[1234] = 3e38  # finite, but its square and its products are not
     (tmp_path / "train").mkdir()
     table = pa.table({"click": rng.integers(0, 2, rows), "a": rng.integers(0, 50, rows), "x": x})
-    pq.write_table(table, tmp_path / "train" / "a.parquet", row_group_size=500)
-    data = {
+    pq.write_table(table, tmp_path / "train" / "a.parquet", **written)
+    return {
         "train": str(tmp_path / "train"),
         "labels": ["click"],
-        "batch_rows": 250,
+        "batch_rows": batch_rows,
         "dense": {"columns": ["x"]},
         "sparse": [{"name": "a"}],
     }
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_a_bad_batch_of_one_trainer_is_skipped_by_all_with_16_bits(tmp_path: Path, wire: str) -> None:
+    data = _with_a_row_that_explodes(tmp_path, batch_rows=250, row_group_size=500)
     settings = _merged(
         SMALL, {"train": {"allreduce": wire}, "cluster": {"trainers": 2}, "control": {"leases": "static"}}
     )
@@ -152,20 +158,7 @@ def test_a_bad_batch_of_one_trainer_is_skipped_by_all_with_16_bits(tmp_path: Pat
 
 
 def test_rows_that_explode_are_skipped_and_counted_and_tables_stay_finite(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    rows = 4_000
-    x = rng.standard_normal(rows).astype(np.float32)
-    x[1234] = 3e38  # finite, but its square and its products are not
-    (tmp_path / "train").mkdir()
-    table = pa.table({"click": rng.integers(0, 2, rows), "a": rng.integers(0, 50, rows), "x": x})
-    pq.write_table(table, tmp_path / "train" / "a.parquet")
-    data = {
-        "train": str(tmp_path / "train"),
-        "labels": ["click"],
-        "batch_rows": 500,
-        "dense": {"columns": ["x"]},
-        "sparse": [{"name": "a"}],
-    }
+    data = _with_a_row_that_explodes(tmp_path, batch_rows=500)
     code, outcome = Job(tmp_path, data, SMALL).run("train")
     assert code == 0, outcome
     assert (outcome["result"]["bad_steps"], outcome["result"]["bad_rows"]) == (1, 500)

@@ -418,15 +418,18 @@ def gpu_towers(
 
 
 def _gpu_cases(told: Mapping[str, Any]) -> list[Case]:
+    return [
+        _gpu_case("paddlewheel", told, told["replay_ms"]),
+        _gpu_case("with copies", told, [told["step_ms"]]),
+    ]
+
+
+def _gpu_case(system: str, told: Mapping[str, Any], milliseconds: Sequence[float]) -> Case:
+    """Of a system; told: model, precision and batch_rows."""
     rows, what = told["batch_rows"], f"{told['model']}, {told['precision']}, batch {told['batch_rows']}"
     params = {"setting": what, "model": told["model"], "precision": told["precision"], "batch_rows": rows}
-    rates = [rows / ms * 1e3 for ms in told["replay_ms"]]
-    return [
-        Case(f"paddlewheel, {what}", {**params, "system": "paddlewheel"}, "samples/s", rates, {}),
-        Case(
-            f"with copies, {what}", {**params, "system": "with copies"}, "samples/s", [rows / told["step_ms"] * 1e3], {}
-        ),
-    ]
+    rates = [rows / ms * 1e3 for ms in milliseconds]
+    return Case(f"{system}, {what}", {**params, "system": system}, "samples/s", rates, {})
 
 
 def _torch_cases(
@@ -460,14 +463,11 @@ def _torch_cases(
         answers = json.loads(result.read_text())["cases"] if result.exists() else []
     cases = []
     for told, answer in zip(asked, answers, strict=False):
-        case, _ = _gpu_cases({**told, "replay_ms": [], "step_ms": 1.0})
-        system = f"torch {told['mode']}"
+        case = _gpu_case(f"torch {told['mode']}", told, answer.get("ms", ()))
         if "error" in answer:
-            say(f"{system}, {case.params['setting']} left out: {answer['error']}")
-            continue
-        rates = [told["batch_rows"] / ms * 1e3 for ms in answer["ms"]]
-        params = {**case.params, "system": system}
-        cases.append(Case(f"{system}, {case.params['setting']}", params, case.unit, rates, {}))
+            say(f"{case.name} left out: {answer['error']}")
+        else:
+            cases.append(case)
     return cases
 
 

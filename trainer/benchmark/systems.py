@@ -22,7 +22,7 @@ import yaml
 from trainer.benchmark.watch import Pass, Watch, watching
 from trainer.benchmark.workload import Files, Workload
 from trainer.process import port_of, reserve_port
-from trainer.processor import math_environment
+from trainer.processor import COMPUTE_THREADS, math_environment
 
 
 @dataclass(frozen=True)
@@ -245,4 +245,4 @@ def _environment(setting: Setting) -> dict[str, str]:
 
 def _threads(number: int) -> dict[str, str]:
     """How many threads the libraries that compute a dense part may use."""
-    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(number))
+    return dict.fromkeys(COMPUTE_THREADS, str(number))

@@ -42,7 +42,7 @@ _FLAGS = (
     "-fPIC",
     "-shared",
     "-fopenmp",
-    "-fno-math-errno",
+    "-fno-math-errno",  # else GCC takes square roots one by one
     "-w",
     "-DPADDLE_WITH_CUSTOM_KERNEL",
     "-DPADDLE_NO_PYTHON",

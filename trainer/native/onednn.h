@@ -2,7 +2,7 @@
 //
 // Paddle's wheel brings libdnnl.so.3 but only stubs of its headers, so they are declared here: names, values and
 // meaning as in the oneDNN 3.x developer guide (https://oneapi-src.github.io/oneDNN/). oneDNN promises that a major
-// version keeps them; `check_version` in tower.cc holds the library to 3.
+// version keeps them; the constructor of `MatMul` holds the library to 3.
 #pragma once
 
 #include <cstddef>
