@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from data_pipeline import schema
 from data_pipeline.config import DataConfig
-from data_pipeline.errors import DataError
+from data_pipeline.errors import ChangedError, DataError
 from data_pipeline.fitted import Fitted
-from data_pipeline.sources import SourceFile, discover, open_parquet
+from data_pipeline.patience import UNREADABLE, read_patiently
+from data_pipeline.sources import Footprint, SourceFile, discover, open_footer
 
 _CACHED_CELLS = 2 << 20
 _CACHED_BYTES = 4 << 20
@@ -50,6 +51,8 @@ class DataFile:
     source: SourceFile
     row_groups: tuple[RowGroup, ...]
     columns: dict[str, schema.Column] = field(repr=False)
+    footprint: Footprint = field(repr=False)
+    """What it was when it was checked: the reader takes nothing else."""
 
     @property
     def num_rows(self) -> int:
@@ -68,26 +71,29 @@ class Slice:
 
 
 def read_footer(source: SourceFile, config: DataConfig, carried: Iterable[str] = ()) -> DataFile:
-    """Checks one file. Raises DataError naming the file."""
+    """Checks one file. Raises DataError naming the file, UnavailableError where it cannot be read at the moment."""
     if source.size == 0:
         raise DataError(f"{source.name}: the file is empty (0 bytes)")
-    try:
-        with open_parquet(source) as parquet:
+
+    def read() -> tuple[Footprint, pa.Schema, tuple[RowGroup, ...], int]:
+        with open_footer(source) as (parquet, footprint):
             meta = parquet.metadata
-            arrow_schema = parquet.schema_arrow
             groups = tuple(
                 RowGroup(meta.row_group(i).num_rows, meta.row_group(i).total_byte_size)
                 for i in range(meta.num_row_groups)
             )
-            num_rows = meta.num_rows
-    except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
+            return footprint, parquet.schema_arrow, groups, meta.num_rows
+
+    try:
+        footprint, arrow_schema, groups, num_rows = read_patiently(source.name, read)
+    except UNREADABLE as error:
         raise DataError(f"{source.name}: is not a readable Parquet file: {error}") from error
     if any(g.num_rows < 0 for g in groups) or sum(g.num_rows for g in groups) != num_rows:
         raise DataError(
             f"{source.name}: the footer promises {num_rows} rows, its row groups {sum(g.num_rows for g in groups)}"
         )
     columns = schema.check_file(source.name, arrow_schema, [k for k, _ in source.partitions], config, carried)
-    return DataFile(source, groups, columns)
+    return DataFile(source, groups, columns, footprint)
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ class Dataset:
                     try:
                         files.append(future.result())
                     except DataError as error:
-                        if config.on_bad_file == "fail":
+                        if config.on_bad_file == "fail" or isinstance(error, ChangedError):
                             raise
                         skipped.append(str(error))
                     if on_progress is not None:
@@ -177,11 +183,13 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the data: names below the root, sizes, row groups. Independent of where the root lies."""
+        """Identity of the data: names below the root, sizes, row groups, footers with their statistics. Independent of
+        where the root lies, and of when files were written.
+        """
         digest = hashlib.sha256()
         for file in self.files:
             counts = ",".join(str(g.num_rows) for g in file.row_groups)
-            digest.update(f"{file.source.relative}\0{file.source.size}\0{counts}\n".encode())
+            digest.update(f"{file.source.relative}\0{file.footprint.size}\0{counts}\0{file.footprint.footer}\n".encode())
         return digest.hexdigest()[:32]
 
     @property

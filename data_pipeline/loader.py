@@ -24,7 +24,7 @@ from data_pipeline.batch import Batch, Span
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset, Slice
 from data_pipeline.encode import Encoder, Lists, Rows
-from data_pipeline.errors import DataError
+from data_pipeline.errors import ChangedError, DataError
 from data_pipeline.fitted import Fitted
 from data_pipeline.quarantine import BadRows
 from data_pipeline.reader import RowGroups
@@ -327,7 +327,7 @@ class Loader:
         try:
             return self._readers.read(part.slice, part.start, part.num_rows)
         except DataError as error:
-            if self._config.on_bad_file == "fail":
+            if self._config.on_bad_file == "fail" or isinstance(error, ChangedError):
                 raise
             self.unreadable.setdefault(self._dataset.files[part.slice.file].source.name, str(error))
             self.counters["unreadable_rows"] += part.num_rows

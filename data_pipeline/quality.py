@@ -17,7 +17,7 @@ from datasketches import hll_sketch
 from data_pipeline.config import DataConfig, SparseFeature
 from data_pipeline.dataset import Dataset, Slice
 from data_pipeline.encode import Encoder, Rows
-from data_pipeline.errors import DataError
+from data_pipeline.errors import ChangedError, DataError
 from data_pipeline.fitted import Fitted
 from data_pipeline.reader import RowGroups
 from data_pipeline.schema import columns_needed
@@ -219,6 +219,8 @@ def check(
                     num_rows = min(_BLOCK_ROWS, piece.num_rows - start)
                     columns = readers.read(piece, start, num_rows)
                     _block(encoder, config, piece, start, num_rows, columns, features, dense, sums, quality, bad)
+            except ChangedError:
+                raise
             except DataError as error:
                 if str(error) not in quality.errors:
                     quality.errors.append(str(error))

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import DataFile, Dataset, Slice
 from data_pipeline.errors import DataError
+from data_pipeline.patience import UNREADABLE, read_patiently
 from data_pipeline.schema import columns_needed
-from data_pipeline.sources import open_parquet
+from data_pipeline.sources import DataReader
 
 _STREAM_ROWS = 4096
 
@@ -104,7 +104,7 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 class _Stream:
     """A row group read from its start in small batches. Every error names the file; fewer rows than promised are an
-    error.
+    error. A failure that may pass is tried again, from the start of the row group.
     """
 
     def __init__(self, file: DataFile, row_group: int, columns: list[str], batch_rows: int) -> None:
@@ -114,25 +114,58 @@ class _Stream:
         self.position = 0
         self.serves: int | None = None
         """Slice that will be read on from here, if any."""
+        self._columns, self._batch_rows = columns, batch_rows
         self._held: pa.RecordBatch | None = None
-        self._parquet: pq.ParquetFile | None = None
+        self._reader: DataReader | None = None
         self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._num_batches = 0
+        self._failure: DataError | None = None
         if columns:
             with self._named_errors():
-                self._parquet = open_parquet(file.source, row_group_bytes=file.row_groups[row_group].num_bytes)
-                self._batches = self._parquet.iter_batches(
-                    batch_rows, row_groups=[row_group], columns=columns, use_threads=False
-                )
+                read_patiently(self._name, self._open)
         else:
             nothing = pa.RecordBatch.from_struct_array(pa.array([{}] * self.num_rows, pa.struct([])))
             self._batches = iter((nothing,))
 
+    @property
+    def _name(self) -> str:
+        return f"{self.file.source.name}: row group {self.row_group}"
+
+    def _open(self) -> None:
+        """Opens the file, again if need be, and goes to the batch that is next."""
+        self.close()
+        size = self.file.row_groups[self.row_group].num_bytes
+        self._reader = DataReader(self.file.source, self.file.footprint, row_group_bytes=size)
+        batches = self._reader.batches(self._batch_rows, self.row_group, self._columns)
+        for _ in range(self._num_batches):
+            next(batches, None)
+        self._batches = batches
+
+    def _next(self) -> pa.RecordBatch | None:
+        if self._columns and self._reader is None:  # what was open has failed
+            self._open()
+        try:
+            batch = next(self._batches, None)
+            if self._reader is not None:
+                self._reader.check_unchanged()
+        except BaseException:
+            self.close()
+            raise
+        self._num_batches += 1
+        return batch
+
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
+        if self._failure is not None:  # no need to decode up to there again
+            raise self._failure
         try:
             yield
-        except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
-            raise DataError(f"{self.file.source.name}: row group {self.row_group} cannot be read: {error}") from error
+        except DataError as error:
+            self._failure = error
+            raise
+        except UNREADABLE as error:
+            self._failure = DataError(f"{self._name} cannot be read: {error}")
+            raise self._failure from error
 
     def read(self, first: int, num_rows: int) -> pa.Table:
         """Rows from `first` on, which must not lie before `position`."""
@@ -140,7 +173,7 @@ class _Stream:
         while num_rows > 0:
             if self._held is None or self._held.num_rows == 0:
                 with self._named_errors():
-                    self._held = next(self._batches, None)
+                    self._held = read_patiently(self._name, self._next)
                 if self._held is None:
                     raise DataError(
                         f"{self.file.source.name}: row group {self.row_group} promises {self.num_rows} "
@@ -159,5 +192,6 @@ class _Stream:
 
     def close(self) -> None:
         self._batches = iter(())
-        if self._parquet is not None:
-            self._parquet.close()
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

@@ -22,7 +22,7 @@ from data_pipeline.batch import Batch
 from data_pipeline.config import DataConfig, Shuffle
 from data_pipeline.dataset import Dataset, Slice
 from data_pipeline.encode import Encoder, Rows
-from data_pipeline.errors import DataError
+from data_pipeline.errors import ChangedError, DataError
 from data_pipeline.fitted import Fitted
 from data_pipeline.quarantine import BadRows
 from data_pipeline.reader import RowGroups
@@ -106,7 +106,7 @@ class Blocks:
         try:
             return self._readers.read(piece, 0, piece.num_rows)
         except DataError as error:
-            if self._config.on_bad_file == "fail":
+            if self._config.on_bad_file == "fail" or isinstance(error, ChangedError):
                 raise
             self.unreadable.setdefault(self._dataset.files[piece.file].source.name, str(error))
             self.num_unreadable_rows += piece.num_rows

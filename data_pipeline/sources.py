@@ -2,7 +2,10 @@
 
 import glob as globbing
 import itertools
+import os
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,13 +14,18 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
+import xxhash
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import ChangedError, DataError
+from data_pipeline.patience import read_patiently
 
 _DATA_SUFFIXES = (".parquet", ".parq", ".pq")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _MAGIC = frozenset("*?[")
 _FETCHED_BYTES = 64 << 20
+_TAIL_BYTES = 1 << 16
+_FOOTER_MAGIC = (b"PAR1", b"PARE")
+_SECONDS_BETWEEN_LOOKS = 1.0
 
 
 @dataclass(frozen=True)
@@ -41,18 +49,136 @@ class SourceFile:
         return self.uri_prefix == ""
 
 
-def open_parquet(source: SourceFile, *, row_group_bytes: int = 0) -> pq.ParquetFile:
-    """Opens a file so that a row group streams instead of being loaded whole.
+@dataclass(frozen=True)
+class Footprint:
+    """By what a file is known again when it is opened a second time."""
+
+    size: int
+    """Bytes."""
+    version: str
+    """When a local file was written; what a store calls this content of an object."""
+    footer: str
+    """Hash of the footer, which holds row counts and, for each chunk of a column, its place and statistics."""
+
+
+@contextmanager
+def open_footer(source: SourceFile) -> Iterator[tuple[pq.ParquetFile, Footprint]]:
+    """The footer alone, and what the file is known by."""
+    with closing(_open(source)) as handle:
+        tail = _read_tail(handle)
+        footprint = Footprint(handle.size(), _version(source, handle), xxhash.xxh3_128_hexdigest(memoryview(tail)))
+        with pq.ParquetFile(pa.BufferReader(tail)) as parquet:
+            yield parquet, footprint
+
+
+class DataReader:
+    """A data file open for reading one of its row groups, so that it streams instead of being loaded whole.
 
     A row group of a remote file is fetched at once if it is not too large: many small reads over a network are slow.
+
+    Args:
+        source: the file.
+        planned: what it was when it was checked.
+        row_group_bytes: size of the row group.
+
+    Raises:
+        ChangedError: it is another file now.
     """
-    if source.is_local:
-        return pq.ParquetFile(source.path, pre_buffer=False, buffer_size=1 << 16, page_checksum_verification=True)
-    handle = source.filesystem.open_input_file(source.path)
-    at_once = 0 < row_group_bytes <= _FETCHED_BYTES
-    return pq.ParquetFile(
-        handle, pre_buffer=at_once, buffer_size=0 if at_once else 1 << 20, page_checksum_verification=True
+
+    def __init__(self, source: SourceFile, planned: Footprint, *, row_group_bytes: int) -> None:
+        self._source, self._planned = source, planned
+        self._checked = time.monotonic()
+        try:
+            self._handle = _open(source)
+        except FileNotFoundError as error:
+            raise ChangedError(_changed(source, "is gone")) from error
+        try:
+            tail = _read_tail(self._handle)
+            digest = xxhash.xxh3_128_hexdigest(memoryview(tail))
+            self._compare(Footprint(self._handle.size(), _version(source, self._handle), digest))
+            at_once = not source.is_local and 0 < row_group_bytes <= _FETCHED_BYTES
+            self._parquet = pq.ParquetFile(
+                self._handle,
+                metadata=pq.read_metadata(pa.BufferReader(tail)),
+                pre_buffer=at_once,
+                buffer_size=0 if at_once else 1 << 16 if source.is_local else 1 << 20,
+                page_checksum_verification=True,
+            )
+        except BaseException:
+            self._handle.close()
+            raise
+
+    def batches(self, batch_rows: int, row_group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """The row group from its start."""
+        return self._parquet.iter_batches(batch_rows, row_groups=[row_group], columns=columns, use_threads=False)
+
+    def check_unchanged(self) -> None:
+        """Raises ChangedError if the file was written to, or replaced, since it was opened. For what is read for long;
+        a store is asked no more than once a second.
+        """
+        source, planned = self._source, self._planned
+        if source.is_local:
+            try:
+                now = os.stat(source.path)  # noqa: PTH116 -- at every batch
+            except FileNotFoundError as error:
+                raise ChangedError(_changed(source, "is gone")) from error
+            self._compare(Footprint(now.st_size, str(now.st_mtime_ns), planned.footer))
+        elif time.monotonic() - self._checked > _SECONDS_BETWEEN_LOOKS:
+            self._checked = time.monotonic()
+            try:
+                with closing(_open(source)) as again:
+                    self._compare(Footprint(again.size(), _version(source, again), planned.footer))
+            except FileNotFoundError as error:
+                raise ChangedError(_changed(source, "is gone")) from error
+
+    def _compare(self, now: Footprint) -> None:
+        planned = self._planned
+        if now.size != planned.size:
+            raise ChangedError(_changed(self._source, f"had {planned.size} bytes then and has {now.size} now"))
+        if now.version != planned.version:
+            raise ChangedError(_changed(self._source, "was written since"))
+        if now.footer != planned.footer:
+            raise ChangedError(_changed(self._source, "has another footer now"))
+
+    def close(self) -> None:
+        self._parquet.close()
+        self._handle.close()
+
+
+def _changed(source: SourceFile, how: str) -> str:
+    return (
+        f"{source.name}: is not the file that was there when reading was planned: it {how}. What a job reads must stay "
+        "as it is while it runs. Start again; to go on in the middle of an epoch takes the old file, to begin with the "
+        "new one --fresh"
     )
+
+
+def _open(source: SourceFile) -> pa.NativeFile:
+    return pa.OSFile(source.path) if source.is_local else source.filesystem.open_input_file(source.path)
+
+
+def _read_tail(handle: pa.NativeFile) -> pa.Buffer:
+    """The footer with its length and magic behind it, or, of something that is no Parquet file, its last bytes."""
+    size = handle.size()
+    tail = _read_last(handle, size, min(size, _TAIL_BYTES))
+    needed = int.from_bytes(bytes(tail[-8:-4]), "little") + 8 if tail.size >= 8 else 0
+    if bytes(tail[-4:]) not in _FOOTER_MAGIC or needed > size:
+        return tail  # Arrow says what is wrong with it
+    return tail[-needed:] if needed <= tail.size else _read_last(handle, size, needed)
+
+
+def _read_last(handle: pa.NativeFile, size: int, count: int) -> pa.Buffer:
+    handle.seek(size - count)
+    return handle.read_buffer(count)
+
+
+def _version(source: SourceFile, handle: pa.NativeFile) -> str:
+    if source.is_local:
+        return str(os.stat(source.path).st_mtime_ns)  # noqa: PTH116 -- at every row group
+    tag = handle.metadata().get("ETag")
+    if tag is not None:
+        return bytes(tag).decode()
+    return str(source.filesystem.get_file_info(source.path).mtime_ns)
 
 
 def discover(paths: Iterable[str], *, hive: bool = True) -> list[SourceFile]:
@@ -66,7 +192,7 @@ def discover(paths: Iterable[str], *, hive: bool = True) -> list[SourceFile]:
         raise DataError("no data path is given (data.train / data.eval)")
     found: dict[str, SourceFile] = {}
     for path in paths:
-        files = list(_remote(path, hive) if "://" in path and not path.startswith("file://") else _local(path, hive))
+        files = _listed(path, hive)
         if not files:
             raise DataError(
                 f"{path}: 0 data files found (looked for {', '.join('*' + s for s in _DATA_SUFFIXES)} "
@@ -75,6 +201,16 @@ def discover(paths: Iterable[str], *, hive: bool = True) -> list[SourceFile]:
         for identity, file in files:
             found.setdefault(identity, file)
     return sorted(found.values(), key=lambda f: (f.relative, f.name))
+
+
+def _listed(path: str, hive: bool) -> list[tuple[str, SourceFile]]:
+    is_remote = "://" in path and not path.startswith("file://")
+    try:
+        return read_patiently(path, lambda: list((_remote if is_remote else _local)(path, hive)))
+    except (OSError, pa.ArrowException, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: cannot be listed: {error}") from error
 
 
 def _hidden(name: str) -> bool:
@@ -161,20 +297,15 @@ def _remote(uri: str, hive: bool) -> Iterator[tuple[str, SourceFile]]:
     head = address
     if "*" in address or "[" in address:
         head = address[: min(address.index(c) for c in "*[" if c in address)].rpartition("/")[0]
-    try:
-        filesystem, root = pafs.FileSystem.from_uri(head + question + options)
-        pattern = root + address[len(head) :] if head != address else ""
-        info = filesystem.get_file_info(root)
-        if info.type == pafs.FileType.NotFound:
-            raise DataError(f"{uri}: does not exist")
-        if info.type == pafs.FileType.File:
-            infos = [info]
-        else:
-            infos = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
-    except (OSError, pa.ArrowException, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{uri}: cannot be listed: {error}") from error
+    filesystem, root = pafs.FileSystem.from_uri(head + question + options)
+    pattern = root + address[len(head) :] if head != address else ""
+    info = filesystem.get_file_info(root)
+    if info.type == pafs.FileType.NotFound:
+        raise DataError(f"{uri}: does not exist")
+    if info.type == pafs.FileType.File:
+        infos = [info]
+    else:
+        infos = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
     _refuse_table_format(uri, {part for i in infos for part in i.path.split("/")})
     for info in infos:
         relative = info.path[len(root) :].lstrip("/") or info.path.rpartition("/")[2]

@@ -9,7 +9,7 @@ import sys
 import traceback
 from contextlib import ExitStack
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, UnavailableError
 from pserver.errors import RequirementError, ServerError
 from pserver.requirements import check
 from trainer.asking import RefusedError
@@ -46,6 +46,8 @@ def run(spec_line: str, link: AgentLink, signals: Signals) -> int:
         return _failed(link, "data", str(error), EXIT_FIX_JOB)
     except (ConfigError, RefusedError, RequirementError, _FixJobError) as error:
         return _failed(link, "job", str(error), EXIT_FIX_JOB)
+    except UnavailableError as error:
+        return _failed(link, "runtime", str(error), EXIT_RETRY)
     except (PeerLostError, ServerError) as error:
         return _failed(link, "peer", str(error), EXIT_RETRY)
     except Exception as error:  # noqa: BLE001  whatever it is, the agent must hear of it
