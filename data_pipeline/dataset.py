@@ -18,6 +18,7 @@ from data_pipeline.config import DataConfig
 from data_pipeline.errors import ChangedError, DataError
 from data_pipeline.fitted import Fitted
 from data_pipeline.patience import UNREADABLE, read_patiently
+from data_pipeline.signature import ColumnKind, InputSignature
 from data_pipeline.sources import Footprint, SourceFile, discover, open_footer
 
 _CACHED_CELLS = 2 << 20
@@ -106,6 +107,8 @@ class Dataset:
     """Why files were left out (`on_bad_file: skip`), one message each."""
     carried: tuple[str, ...] = ()
     """Columns that are read for whoever asked for them; the job does not need them."""
+    fitted: Fitted | None = field(default=None, repr=False, compare=False)
+    """The numbers that were fitted, as they were when the data were opened; None: they were not wanted."""
 
     @classmethod
     def open(
@@ -127,8 +130,7 @@ class Dataset:
         there is no row at all.
         """
         carried = tuple(dict.fromkeys(carried))
-        if require_fitted:
-            Fitted.load(config)
+        fitted = Fitted.load(config) if require_fitted else None
         found = discover((paths,) if isinstance(paths, str) else paths, hive=config.partitions == "hive")
         sources = [source for source in found if keep(source)]
         files: list[DataFile] = []
@@ -155,7 +157,7 @@ class Dataset:
                     other = files[seen.setdefault(column, number)]
                     if other.columns[column].type != got.type:
                         schema.agree(other.source.name, other.columns, file.source.name, file.columns, config)
-        dataset = cls(tuple(files), config, tuple(skipped), carried)
+        dataset = cls(tuple(files), config, tuple(skipped), carried, fitted)
         if dataset.num_rows == 0:
             where = ", ".join([paths] if isinstance(paths, str) else paths)
             detail = f"; left out: {skipped[0]}" if skipped else ""
@@ -176,6 +178,20 @@ class Dataset:
                 schema.agree(mine.source.name, here, theirs.source.name, there, self.config)
 
     @property
+    def signature(self) -> InputSignature:
+        """What a model trained on these data knows of its inputs."""
+        kinds = []
+        for feature in self.config.sparse:
+            for name in feature.columns:
+                file = next((f for f in self.files if name in f.columns and f.columns[name].kind != "null"), None)
+                column = file.columns[name] if file is not None else None
+                kind = schema.key_kind(column, feature)
+                if kind is not None:
+                    seen, where = (str(column.type), file.source.name) if file is not None and column else ("", "")
+                    kinds.append(ColumnKind(feature=feature.name, column=name, kind=kind, type=seen, file=where))
+        return InputSignature(kinds=tuple(kinds)).with_fit(self.fitted, self.config)
+
+    @property
     def absent_columns(self) -> dict[str, int]:
         """Columns that some files lack (as the job allows), with the number of such files."""
         counts = Counter(c for f in self.files for c in schema.columns_needed(self.config) if c not in f.columns)
@@ -189,7 +205,9 @@ class Dataset:
         digest = hashlib.sha256()
         for file in self.files:
             counts = ",".join(str(g.num_rows) for g in file.row_groups)
-            digest.update(f"{file.source.relative}\0{file.footprint.size}\0{counts}\0{file.footprint.footer}\n".encode())
+            digest.update(
+                f"{file.source.relative}\0{file.footprint.size}\0{counts}\0{file.footprint.footer}\n".encode()
+            )
         return digest.hexdigest()[:32]
 
     @property

@@ -65,7 +65,7 @@ def open_days(paths: str | Iterable[str], config: DataConfig, column: str, days:
     files: dict[Day, list[DataFile]] = {day: [] for day in sorted(wanted)}
     for file in whole.files:
         files[day_of(file.source, column)].append(file)
-    found = {day: Dataset(tuple(here), config) for day, here in files.items()}
+    found = {day: Dataset(tuple(here), config, fitted=whole.fitted) for day, here in files.items()}
     empty = [day.isoformat() for day, dataset in found.items() if dataset.num_rows == 0]
     if empty:
         raise DataError(f"{', '.join(empty)}: 0 rows for {'this day' if len(empty) == 1 else 'these days'}")

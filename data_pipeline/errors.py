@@ -6,8 +6,7 @@ class DataError(ValueError):
 
 
 class ChangedError(DataError):
-    """A file is not the one that was planned with. `on_bad_file: skip` does not leave it out: its rows were promised.
-    """
+    """A file is not the one that was planned with. `on_bad_file: skip` does not leave it out: others count on it."""
 
 
 class UnavailableError(RuntimeError):

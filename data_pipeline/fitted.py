@@ -13,10 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from data_pipeline.config import DataConfig, DenseBlock, SparseFeature
 from data_pipeline.errors import DataError
 from data_pipeline.keys import special_key
+from data_pipeline.patience import UNREADABLE, read_patiently
 
 UInt64 = npt.NDArray[np.uint64]
 _VERSION = 1
@@ -82,9 +84,20 @@ class Fitted:
 
     @classmethod
     def load(cls, config: DataConfig) -> "Fitted":
-        """Reads `data.fitted`. Raises DataError if it is missing or does not have what the job needs."""
+        """Reads `data.fitted`. Raises DataError if it is missing, damaged, or does not have what the job needs."""
         if config.fitted is None:
             return cls({}, {}, {}, {})
+        what = f"data.fitted: {config.fitted}"
+        try:
+            return read_patiently(what, lambda: cls._load(config))
+        except DataError:
+            raise
+        except (*UNREADABLE, LookupError, TypeError, AttributeError) as error:
+            raise DataError(f"{what} cannot be read ({error}); run `paddlewheel data fit JOB`") from error
+
+    @classmethod
+    def _load(cls, config: DataConfig) -> "Fitted":
+        assert config.fitted is not None
         folder = Path(config.fitted)
         remedy = "run `paddlewheel data fit JOB`"
         if not (folder / "fitted.json").exists():
@@ -117,6 +130,25 @@ class Fitted:
                 vocabularies[feature.name] = np.zeros(0, dtype=np.uint64)
                 result._sets[feature.name] = KeySet(vocabularies[feature.name])
         return result
+
+    def hashes(self, config: DataConfig) -> dict[str, str]:
+        """A hash of the content of everything that the job takes from the fit, by the names of `needs`."""
+        found = {}
+        for name in needs(config):
+            kind, _, which = name.partition(" ")
+            if kind == "dense":
+                content = np.array(self.moments[which], np.float64).tobytes()
+            elif kind == "quantiles":
+                content = np.asarray(self.boundaries[which], np.float64).tobytes()
+            else:
+                content = np.unique(self.vocabularies[which]).tobytes()
+            found[name] = xxhash.xxh3_128_hexdigest(content)
+        return found
+
+    @property
+    def made_from(self) -> str:
+        """The data of the fit, for people."""
+        return f"{self.about.get('num_rows', '?')} rows of data {str(self.about.get('fingerprint', '?'))[:8]}"
 
     def save(self, config: DataConfig, counts: Mapping[str, npt.NDArray[np.int64]]) -> None:
         """Writes `data.fitted`, `fitted.json` last and by rename."""

@@ -165,7 +165,7 @@ class Loader:
             window_rows=max(1, window_rows),
             done=dict(self._done),
         )
-        self._encoder = Encoder(config, Fitted.load(config))
+        self._encoder = Encoder(config, dataset.fitted or Fitted.load(config))
         self._readers = RowGroups(dataset, config, lanes)
         self._threads = config.threads if threads is None else threads
         self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, "data") if self._threads else None

@@ -198,5 +198,16 @@ def agree(name_a: str, a: dict[str, Column], name_b: str, b: dict[str, Column], 
                 )
 
 
+def key_kind(column: Column | None, feature: SparseFeature) -> str | None:
+    """What decides a value's key beside the value: columns of one kind give equal values equal keys. None: not known,
+    or (`bucketize`) the column is read as a number.
+    """
+    if feature.bucketize is not None:
+        return None
+    if feature.type is not None:
+        return feature.type
+    return None if column is None or column.kind == "null" else _family(column.kind)
+
+
 def _family(kind: Kind) -> str:
     return "integer" if kind in ("integer", "boolean", "decimal") else kind

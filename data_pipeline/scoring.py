@@ -67,7 +67,7 @@ class Blocks:
         config = dataset.config
         assert not config.labels
         self._dataset, self._config = dataset, config
-        self._encoder = Encoder(config, Fitted.load(config))
+        self._encoder = Encoder(config, dataset.fitted or Fitted.load(config))
         self._readers = RowGroups(dataset, config, 1)
         self._bad_rows = BadRows(config)
         self._pool = concurrent.futures.ThreadPoolExecutor(max(1, config.threads), "data")

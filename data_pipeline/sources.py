@@ -206,7 +206,7 @@ def discover(paths: Iterable[str], *, hive: bool = True) -> list[SourceFile]:
 def _listed(path: str, hive: bool) -> list[tuple[str, SourceFile]]:
     is_remote = "://" in path and not path.startswith("file://")
     try:
-        return read_patiently(path, lambda: list((_remote if is_remote else _local)(path, hive)))
+        return read_patiently(path, lambda: list(_remote(path, hive) if is_remote else _local(path, hive)))
     except (OSError, pa.ArrowException, ValueError) as error:
         if isinstance(error, DataError):
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,11 +13,14 @@ from data_pipeline.loader import Loader
 from data_pipeline.sources import SourceFile
 from pserver import requirements
 from trainer import warm_start
-from trainer.checkpoints import open_checkpoints
+from trainer.checkpoints import open_address, open_checkpoints
 from trainer.config import ConfigError, JobConfig, Problem
+from trainer.coordinator.resume import newest_complete
 from trainer.gpu import native
+from trainer.location import Checkpoints
 from trainer.object_store import ObjectStore
 from trainer.process import reserve_port
+from trainer.trained import inputs_of, trained_with
 
 
 @dataclass(frozen=True)
@@ -37,19 +40,29 @@ class Preflight:
     skipped_files: tuple[str, ...]
 
 
-def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train", *, here: bool = True) -> Preflight:
+def check(
+    job: JobConfig,
+    mode: Literal["train", "evaluate"] = "train",
+    *,
+    here: bool = True,
+    restore: str | None = None,
+    resume: Literal["auto", "always", "never"] = "auto",
+) -> Preflight:
     """Looks at the environment, every file's footer, the first rows of the data, and the ports and store of the job.
 
     Args:
         job: what is to run.
         mode: train or evaluate.
         here: whether trainers run on this machine.
+        restore: checkpoint to begin with; None: the newest, as `resume` allows.
+        resume: see `deploy.launcher.run_local`.
 
     Raises:
         ConfigError: the job lacks what the mode needs.
         pserver.errors.RequirementError: wrong Paddle or protobuf.
         trainer.gpu.native.GpuError: the job wants a GPU, and this machine has none or no kernels for it.
-        data_pipeline.errors.DataError: a path, file, column or value that the job cannot use.
+        data_pipeline.errors.DataError: a path, file, column or value that the job cannot use, or of another kind than
+            the checkpoint was trained with.
         trainer.checkpoint.CheckpointError: the job would begin with another model, which is not there.
         trainer.process.PortTakenError: a port that the job names is in use.
         trainer.checkpoint.CheckpointError: checkpoints cannot be written to the object store that the job names.
@@ -82,8 +95,10 @@ def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train", *, here:
     kept = open_checkpoints(job.checkpoint_location)
     if mode == "train" and isinstance(kept, ObjectStore):
         kept.check_access()
+    inputs = datasets["train"].signature if "train" in datasets else None
+    _check_inputs(datasets, kept, mode, restore, resume)
     if mode == "train" and job.warm_start is not None and not kept.committed():
-        warm_start.plan(job)
+        warm_start.plan(job, inputs)
     cluster = job.cluster
     for port in (*(cluster.server_ports or ()), cluster.coordinator_port):
         if port is not None:
@@ -94,6 +109,20 @@ def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train", *, here:
         eval_rows=datasets["eval"].num_rows if "eval" in datasets else None,
         skipped_files=tuple(reason for dataset in datasets.values() for reason in dataset.skipped_files),
     )
+
+
+def _check_inputs(
+    datasets: Mapping[str, Dataset], kept: Checkpoints, mode: str, restore: str | None, resume: str
+) -> None:
+    """The data must be what the checkpoint that the run begins with was trained on. Raises DataError."""
+    if mode == "train" and resume == "never":
+        return
+    kept, address = open_address(restore) if restore is not None else (kept, newest_complete(kept))
+    known = inputs_of(kept.manifest(address), address) if address is not None else None
+    if known is not None:
+        for dataset in datasets.values():
+            refitted = mode == "train" and resume == "always"
+            dataset.signature.check(known, trained_with(address), refitted=refitted)
 
 
 def _every(_: SourceFile) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from data_pipeline.dataset import Dataset
+from data_pipeline.signature import InputSignature
 
 
 class Epochs:
@@ -27,6 +28,11 @@ class Epochs:
     def num_rows(self) -> int:
         """Rows of all epochs together."""
         return self._rows_before + sum(dataset.num_rows for dataset in self._datasets.values())
+
+    @property
+    def signature(self) -> InputSignature:
+        """What a model that trains on them knows of its inputs."""
+        return InputSignature.joined(dataset.signature for dataset in self._datasets.values())
 
     def num_steps(self, rows_per_step: int) -> int:
         """Steps of all epochs, about; the same number on every trainer."""

@@ -30,6 +30,7 @@ from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
 from data_pipeline.fitted import Fitted
 from data_pipeline.loader import Loader
+from data_pipeline.signature import InputSignature
 from data_pipeline.spec import InputRules, describe
 from pserver import checkpoint as saved_tables
 from pserver.client import Client
@@ -44,7 +45,7 @@ from trainer.evaluate import evaluate
 from trainer.incarnation import layouts
 from trainer.program import DenseProgram, ExportedProgram, TableLayout
 from trainer.sampling import logit_shift
-from trainer.trained import DENSE, SPEC, TrainedModel
+from trainer.trained import DENSE, SPEC, TrainedModel, trained_with
 
 FORMAT = 1
 _PROGRAM, _FITTED, _UNKNOWN = "dense/model", "fitted/", "unknown.npy"
@@ -155,6 +156,10 @@ class ExportSpec(_Described):
     model: dict[str, Any]
     """The job's `model` block."""
 
+    inputs_seen: InputSignature | None = None
+    """What the columns held in training, and which fit it used: other data get keys and numbers that the model does not
+    know. None: the checkpoint did not say."""
+
     settings: dict[str, Any]
     """Sections of the job, for paddlewheel itself; everything that another reader needs is said elsewhere."""
 
@@ -200,6 +205,7 @@ def export_model(
         on_phase: told what begins.
 
     Raises:
+        DataError: `data.fitted` is not what the checkpoint was trained with, or `data.eval` has other kinds of columns.
         ExportError: the folder exists, the checkpoint is of another model than the job's, or ONNX cannot be had.
         CheckpointError: the checkpoint is damaged.
     """
@@ -208,6 +214,8 @@ def export_model(
         raise ExportError(f"{trained.path} is an export already: give a job or a checkpoint")
     if onnx:
         _onnx_modules()
+    is_compared = compare and dtype != "float32" and bool(job.data.eval)
+    _check_inputs(job, trained, evaluates=is_compared)
     on_phase("verifying the checkpoint")
     saved = checkpoint.read(trained.path)
     used = {name: job.tables[name] for name in job.data.tables}
@@ -223,7 +231,7 @@ def export_model(
             tables[name] = _write_table(saved.sparse / name, folder, name, dtype)
         inputs = _write_inputs(job.data, folder)
         comparison = None
-        if compare and dtype != "float32" and job.data.eval:
+        if is_compared:
             on_phase(f"scoring data.eval with float32 and {dtype}")
             comparison = _compare(job, saved, folder, dtype)
         spec = ExportSpec(
@@ -236,6 +244,7 @@ def export_model(
             tables=tables,
             program=program.model_copy(update={"onnx": f"{_PROGRAM}.onnx" if onnx else None}),
             model=job.model.model_dump(mode="json"),
+            inputs_seen=trained.inputs,
             settings={name: value for name, value in job.model_dump(mode="json").items() if name in _SECTIONS},
             files={},
         )
@@ -247,6 +256,14 @@ def export_model(
         checkpoint.to_disk(folder)
     num_bytes = sum(file["bytes"] for file in spec.files.values())
     return Exported(directory=directory, spec=spec, num_bytes=num_bytes, comparison=comparison)
+
+
+def _check_inputs(job: JobConfig, trained: TrainedModel, *, evaluates: bool) -> None:
+    if trained.inputs is not None:
+        relation = trained_with(trained.path)
+        InputSignature().with_fit(Fitted.load(job.data), job.data).check(trained.inputs, relation)
+        if evaluates:
+            Dataset.open(job.data.eval, job.data).signature.check(trained.inputs, relation)
 
 
 def check_target(path: Path) -> None:

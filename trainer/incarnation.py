@@ -17,7 +17,9 @@ from data_pipeline.batch import Batch, Span
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset, Slice, assign, plan_epoch
 from data_pipeline.days import open_days, parse_day
+from data_pipeline.errors import DataError
 from data_pipeline.loader import Loader
+from data_pipeline.signature import InputSignature
 from pserver.checkpoint import open_table
 from pserver.client import Client
 from pserver.config import Tables
@@ -44,6 +46,7 @@ from trainer.schedule import rate_factor
 from trainer.spec import Spec
 from trainer.staging import tables_of
 from trainer.stopping import due, due_after_epoch
+from trainer.trained import inputs_of, trained_with
 
 _SECONDS_BETWEEN_PROGRESS = 0.5
 
@@ -86,6 +89,7 @@ class Incarnation:
         self._eval_data = Dataset.open(job.data.eval, job.data) if job.data.eval else None
         if spec.mode == "train":
             self._epochs = self._open_epochs()
+        self._inputs = self._check_inputs()
         self._sync = DenseSync(spec.rank, spec.num_trainers, spec.store, interface=spec.interface)
         self._client = resources.enter_context(
             Client(
@@ -124,10 +128,11 @@ class Incarnation:
         if spec.restore is not None:
             self._restore(spec.restore)
         elif spec.mode == "train" and job.warm_start is not None:
-            self._warm_start = self._saver.begin_warm()
+            self._warm_start = self._saver.begin_warm(self._inputs)
         self.load_seconds = time.monotonic() - started
         """What restoring has taken this trainer; on trainer 0 the servers' load is part of it."""
         self._sync.rendezvous()  # trainer 0 may have loaded for long
+        self._check_same_inputs()
         self._check_identical()
         self._started = self._reported = time.monotonic()
         self._rows_before = self._loop.progress.rows
@@ -208,6 +213,40 @@ class Incarnation:
         left = {parse_day(day): first + number for number, day in enumerate(spec.days[first:])}
         found = open_days(job.data.train, data, job.train.days.column, left) if left else {}
         return Epochs({left[day]: dataset for day, dataset in found.items()}, len(spec.days), rows_before)
+
+    def _check_inputs(self) -> InputSignature:
+        """What the model knows of its inputs from here on.
+
+        Raises:
+            DataError: the data, or what was fitted, is not what the restored checkpoint was trained with.
+        """
+        spec = self._spec
+        seen = []
+        if spec.restore is not None:
+            kept, address = open_address(spec.restore)
+            known = inputs_of(kept.manifest(address), address)
+            seen = [known] if known is not None else []
+        if spec.mode == "train":
+            mine = self._epochs.signature
+            for known in seen:
+                mine.check(known, trained_with(spec.restore), refitted=spec.resume == "always")
+            seen.append(mine)
+        inputs = InputSignature.joined(seen)
+        if self._eval_data is not None:
+            relation = trained_with(spec.restore) if spec.mode != "train" else "in the training data"
+            self._eval_data.signature.check(inputs, relation)
+        return inputs
+
+    def _check_same_inputs(self) -> None:
+        """Each trainer reads `data.fitted` from a disk of its own. Raises DataError."""
+        mine = xxhash.xxh3_64_intdigest(self._inputs.identity.encode()) >> 1
+        found = self._sync.gather(mine)
+        if len(set(found)) > 1:
+            others = ", ".join(f"trainer {rank}: {value:016x}" for rank, value in enumerate(found))
+            raise DataError(
+                f"data.fitted, or the kinds of columns, are not the same on all trainers ({others}). Copy one "
+                f"{self._spec.job.data.fitted or 'data set'} to all of them"
+            )
 
     def _check_identical(self) -> str:
         """Hash of the dense parameters; raises when trainers differ, which the design rules out."""
@@ -423,6 +462,7 @@ class Incarnation:
     def _checkpoint(self, advance_day: Sequence[str] = ()) -> bool:
         """See `Saver.save`."""
         facts = {
+            "inputs_seen": self._inputs.model_dump(mode="json"),
             "warm_start": self._warm_start,
             "lifecycle": self._life.state(),
             "evaluation": self._judge.state(),

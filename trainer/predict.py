@@ -28,6 +28,7 @@ from trainer.config import JobConfig
 from trainer.evaluate import PULL_AHEAD
 from trainer.exchange import Exchange
 from trainer.export import check_target
+from trainer.trained import TrainedModel, trained_with
 
 PROBLEM = "problem"
 _ROWS_PER_GROUP = 65_536
@@ -90,8 +91,18 @@ class Request:
     target: Path
 
     @classmethod
-    def check(cls, job: JobConfig, paths: Sequence[str], columns: Sequence[str], target: Path) -> Request:
-        """paths: Parquet to score, by default `data.eval`. columns: to write beside the scores. target: a new file."""
+    def check(
+        cls,
+        job: JobConfig,
+        paths: Sequence[str],
+        columns: Sequence[str],
+        target: Path,
+        *,
+        trained: TrainedModel | None = None,
+    ) -> Request:
+        """paths: Parquet to score, by default `data.eval`. columns: to write beside the scores. target: a new file.
+        trained: the model that scores them; the data must be of the kinds that it knows.
+        """
         paths = paths or job.data.eval
         if not paths:
             raise PredictError("--data is missing, and the job has no data.eval: name the Parquet files to score")
@@ -100,7 +111,10 @@ class Request:
         if taken:
             raise PredictError(f"--columns {min(taken)}: this is the name of a column that is written")
         config = scoring_config(job.data)
-        return cls(job, Dataset.open(paths, config, carried=columns), target)
+        dataset = Dataset.open(paths, config, carried=columns)
+        if trained is not None and trained.inputs is not None:
+            dataset.signature.check(trained.inputs, trained_with(trained.path))
+        return cls(job, dataset, target)
 
 
 def predict(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.signature import InputSignature
 from pserver.client import Client
 from trainer import checkpoint, warm_start
 from trainer.asking import Coordinator
@@ -71,13 +72,13 @@ class Saver:
         self.restored_step = saved.cursor["step"]
         return saved
 
-    def begin_warm(self) -> dict[str, Any] | None:
-        """Begin with another job's model: trainer 0 fills the servers, all take the dense part.
+    def begin_warm(self, inputs: InputSignature) -> dict[str, Any] | None:
+        """Begin with another job's model: trainer 0 fills the servers, all take the dense part. `inputs` are this job's.
 
         Returns (on trainer 0) what the checkpoints say of it.
         """
         job = self._spec.job
-        start, record = warm_start.plan(job), None
+        start, record = warm_start.plan(job, inputs), None
         if self._spec.rank == 0 and start.tables:
             # the servers read it, so it lies where they see checkpoints, or else the run
             seen = Path(job.run_dir if is_remote(job.checkpoint_location) else job.checkpoint_location)

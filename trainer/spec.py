@@ -25,6 +25,7 @@ class Spec:
     restore: str | None
     staging: StagingPlan | None = None
     days: tuple[str, ...] | None = None
+    resume: str = "auto"  # always: go on although the job, or its fit, was changed
 
     @property
     def num_epochs(self) -> int:
@@ -47,4 +48,5 @@ class Spec:
             restore=raw.get("restore"),
             staging=StagingPlan.from_json(raw["staging"]) if raw.get("staging") else None,
             days=tuple(raw["days"]) if raw.get("days") is not None else None,
+            resume=raw.get("resume", "auto"),
         )

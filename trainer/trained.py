@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from data_pipeline.signature import InputSignature
 from pserver.config import TableConfig
 from trainer import checkpoint
 
@@ -27,12 +28,14 @@ class TrainedModel:
         is_export: whether it is an export; otherwise it is a checkpoint.
         settings: sections of the job that trained it, as plain data; at least name, seed, data, tables, model, train.
         step: how many steps it was trained.
+        inputs: what it was trained on; None: an earlier version wrote it, which did not say.
     """
 
     path: Path
     is_export: bool
     settings: Mapping[str, Any]
     step: int
+    inputs: InputSignature | None = None
 
     @property
     def kind(self) -> str:
@@ -71,7 +74,7 @@ def open_model(path: Path, *, key: str = "") -> TrainedModel:
     if (path / SPEC).is_file():
         try:
             spec = json.loads((path / SPEC).read_text(encoding="utf-8"))
-            return TrainedModel(path, True, spec["settings"], spec["step"])
+            return TrainedModel(path, True, spec["settings"], spec["step"], inputs_of(spec, str(path)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise checkpoint.CheckpointError(f"{named}{path / SPEC} cannot be read: {error}") from error
     found: Path | None = path
@@ -84,4 +87,17 @@ def open_model(path: Path, *, key: str = "") -> TrainedModel:
         )
     manifest = checkpoint.check_complete(found)
     settings = manifest.get("settings") or checkpoint.read_cursor(found)["job"]
-    return TrainedModel(found, False, settings, manifest["step"])
+    return TrainedModel(found, False, settings, manifest["step"], inputs_of(manifest, str(found)))
+
+
+def inputs_of(described: Mapping[str, Any], where: str) -> InputSignature | None:
+    """What a checkpoint's manifest, or an export.json, says of the data of its training. Raises CheckpointError."""
+    try:
+        return InputSignature.from_json(described["inputs_seen"]) if described.get("inputs_seen") else None
+    except ValueError as error:
+        raise checkpoint.CheckpointError(f"{where}: {error}") from error
+
+
+def trained_with(where: object) -> str:
+    """How messages relate data to the model at `where`."""
+    return f"with which {where} was trained"

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data_pipeline.errors import DataError
+
 if TYPE_CHECKING:
+    from data_pipeline.signature import ColumnKind, InputSignature
     from pserver.config import TableConfig
     from trainer.config import JobConfig, Problem
     from trainer.trained import TrainedModel
@@ -31,10 +34,15 @@ class WarmStart:
         return {"source": str(self.source.path), "step": self.source.step, "tables": tables, "dense": self.dense}
 
 
-def plan(job: JobConfig) -> WarmStart:
+def plan(job: JobConfig, inputs: InputSignature | None = None) -> WarmStart:
     """What `job.warm_start` asks for, checked.
 
+    Args:
+        job: the job.
+        inputs: of the data that it trains on; None: they are not known here.
+
     Raises:
+        DataError: the job's data are of other kinds than the source's, or otherwise fitted.
         CheckpointError: the source is no trained model.
         ConfigError: it does not fit this job; names every key, the value, what is allowed, and the remedy.
     """
@@ -56,6 +64,8 @@ def plan(job: JobConfig) -> WarmStart:
     problems = list(_problems(job, source, mine, theirs, mapping))
     if problems:
         raise ConfigError(job.name, problems)
+    if inputs is not None and source.inputs is not None:
+        _check_inputs(job, source, mapping, inputs, source.inputs)
     return WarmStart(source, mapping, asked.dense)
 
 
@@ -136,6 +146,44 @@ def _table_problems(
             f"{_names(their_spaces)}, those of {name!r} in {_names(my_spaces)}. Give the feature that is the same the "
             f"same space, for example `key_space: {min(their_spaces)}`",
         )
+
+
+def _check_inputs(
+    job: JobConfig, source: TrainedModel, mapping: Mapping[str, str], mine: InputSignature, theirs: InputSignature
+) -> None:
+    """Keys of a key space that both know must be made alike, and what the dense part takes must be scaled alike. A
+    vocabulary may differ: it says which keys there are, not what they mean.
+    """
+    from trainer.trained import trained_with
+
+    relation = trained_with(source.path)
+    their_features = source.settings["data"]["sparse"]
+    quantiles = []
+    for feature in job.data.sparse:
+        if feature.table not in mapping:
+            continue
+        same = {
+            other["name"]
+            for other in their_features
+            if other["table"] == mapping[feature.table] and other["key_space"] == feature.space
+        }
+        for at, column in enumerate(feature.columns):
+            here = next((k for k in mine.kinds if (k.feature, k.column) == (feature.name, column)), None)
+            there = [_kind_at(theirs, name, at, len(feature.columns)) for name in sorted(same)]
+            known = [kind for kind in there if kind is not None]
+            if here is not None and known and all(kind.kind != here.kind for kind in known):
+                raise DataError(here.difference(known[0], relation))
+        if feature.name in same:
+            quantiles.append(f"quantiles {feature.name}")
+    dense = [name for name in mine.fitted if name.startswith("dense ")]
+    is_dense = job.warm_start is not None and job.warm_start.dense
+    mine.check_fit(theirs, relation, [n for n in mine.fitted if n in quantiles or (is_dense and n in dense)])
+
+
+def _kind_at(inputs: InputSignature, feature: str, at: int, num_columns: int) -> ColumnKind | None:
+    """Of a feature's column by its place; None where the features have different numbers of columns."""
+    kinds = [kind for kind in inputs.kinds if kind.feature == feature]
+    return kinds[at] if len(kinds) == num_columns else None
 
 
 def _dense_differences(job: JobConfig, theirs: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -113,14 +113,16 @@ def _local(location: str) -> Iterator[Path]:
 
 
 def _check_same(job: "JobConfig", trained: "TrainedModel") -> None:
-    from trainer.coordinator.resume import differences
+    from trainer.coordinator.resume import differences, without_types
 
-    now = job.model_dump(mode="json")
+    before, now = trained.settings, job.model_dump(mode="json")
+    if trained.inputs is not None:
+        before, now = without_types(before), without_types(now)
     sections = {"seed": None, "model": None, "tables": None, "data": ("labels", "dense", "sparse")}
     changed = [
         line
         for section, keys in sections.items()
-        for line in differences(_part(trained.settings, section, keys), _part(now, section, keys), section)
+        for line in differences(_part(before, section, keys), _part(now, section, keys), section)
     ]
     if changed:
         more = f"\n  and {len(changed) - 5} more" if len(changed) > 5 else ""

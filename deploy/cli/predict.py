@@ -77,15 +77,17 @@ def predict(
         place = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="paddlewheel-predict-")))
         if export is not None:
             from trainer.export import ExportedModel, settings_of
+            from trainer.trained import open_model
 
-            request = Request.check(settings_of(export, overrides), data, columns, to)
+            settings = settings_of(export, overrides)
+            request = Request.check(settings, data, columns, to, trained=open_model(export))
             opened = ExportedModel(export, lookup or place / "lookup", overrides)
             program: Any = opened.program
             tables: Any = opened.tables
         else:
             assert model is not None
             job, trained = resources.enter_context(find_model(model, checkpoint, overrides))
-            request = Request.check(job, data, columns, to)
+            request = Request.check(job, data, columns, to, trained=trained)
             program, tables = _from_checkpoint(job, trained, servers, place, resources)
         ready = time.monotonic() - began
         done = score(request, program, tables, on_rows=_progress(request.dataset.num_rows))

@@ -104,7 +104,7 @@ def _run(
     from deploy import preflight
     from deploy.launcher import run_local
 
-    preflight.check(job, mode, here=hosts is None)
+    preflight.check(job, mode, here=hosts is None, restore=restore, resume=resume)
     outcome = run_local(job, mode, restore=restore, resume=resume, hosts=hosts)
     answer(outcome.to_json(), json=json, text=outcome.summary)
     return outcome.exit_code

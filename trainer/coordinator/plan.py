@@ -120,4 +120,5 @@ class JobPlan(BaseModel):
             if self._uses_store(restore)
             else None,
             "days": self.days,
+            "resume": self.resume,
         }

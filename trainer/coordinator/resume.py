@@ -18,6 +18,7 @@ from trainer.checkpoint import CheckpointError
 from trainer.checkpoints import open_address, open_checkpoints
 from trainer.coordinator.lineage import CURSOR_VERSION
 from trainer.location import Checkpoints
+from trainer.trained import inputs_of
 
 if TYPE_CHECKING:
     from trainer.coordinator.plan import JobPlan
@@ -58,6 +59,17 @@ def identity(job: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
+def without_types(job: Any) -> Any:
+    """A job as plain data without what features declare of their columns' types. Where a checkpoint says of which kind
+    its keys are, these decide: to declare `type: integer` for what always were integers changes no key.
+    """
+    if not isinstance(job, Mapping) or not isinstance(job.get("data"), Mapping):
+        return job
+    data = job["data"]
+    features = [{k: v for k, v in feature.items() if k != "type"} for feature in data.get("sparse") or ()]
+    return {**job, "data": {**data, "sparse": features}}
+
+
 def differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
     """'train.dense.learning_rate: 0.001 before, 0.01 now', one for each value that differs."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
@@ -81,17 +93,25 @@ def examine(plan: JobPlan) -> Start:
 
 
 def _newest(kept: Checkpoints, plan: JobPlan) -> Start:
-    found = kept.committed()
-    for address in reversed(found):
+    address = newest_complete(kept)
+    if address is not None:
+        return _start_from(kept, address, plan)
+    if plan.resume == "always":
+        found = kept.committed()
+        damaged = f", only damaged ones ({found[-1]})" if found else ""
+        raise ResumeError(f"--resume: {plan.checkpoint_location} holds no checkpoint to go on from{damaged}")
+    return Start()
+
+
+def newest_complete(kept: Checkpoints) -> str | None:
+    """The checkpoint that a run would go on from; None: there is none."""
+    for address in reversed(kept.committed()):
         try:
             kept.check_complete(address)
         except CheckpointError:
             continue
-        return _start_from(kept, address, plan)
-    if plan.resume == "always":
-        damaged = f", only damaged ones ({found[-1]})" if found else ""
-        raise ResumeError(f"--resume: {plan.checkpoint_location} holds no checkpoint to go on from{damaged}")
-    return Start()
+        return address
+    return None
 
 
 def finished(plan: JobPlan) -> dict[str, Any] | None:
@@ -148,7 +168,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> Start:
-    kept.manifest(address)
+    knows_kinds = inputs_of(kept.manifest(address), address) is not None
     cursor = kept.cursor(address)
     if cursor.get("version") != CURSOR_VERSION:
         raise ResumeError(
@@ -156,7 +176,8 @@ def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> Start:
             " begin again with --fresh, or in another run_dir"
         )
     _check_days(address, cursor, plan)
-    changed = list(differences(cursor.get("job"), identity(plan.job)))
+    before, now = cursor.get("job"), identity(plan.job)
+    changed = list(differences(*map(without_types, (before, now)) if knows_kinds else (before, now)))
     if changed and plan.resume != "always" and plan.restore is None:
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
         raise ResumeError(
