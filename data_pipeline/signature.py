@@ -35,7 +35,7 @@ class ColumnKind(_Described):
     """The column; a cross has several."""
 
     kind: str
-    """Values of one kind get one key if they are equal: `integer` (also booleans and decimals), `string`, `date`, `time`,
+    """Equal values of one kind get one key: `integer` (also booleans and decimals), `string`, `date`, `time`,
     `timestamp`. What the feature's `type` declares, or else what the files hold."""
 
     type: str
@@ -123,12 +123,13 @@ class InputSignature(_Described):
         """The same for these parts of the fit alone."""
         changed = [name for name in names if known.fitted.get(name, self.fitted[name]) != self.fitted[name]]
         if changed:
+            here, there = self.fitted[changed[0]][:8], known.fitted[changed[0]][:8]
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise DataError(
-                f"data.fitted: {', '.join(changed[:3])}{more} was fitted again since: from {self.fitted_from} (hash "
-                f"{self.fitted[changed[0]][:8]}) here, and from {known.fitted_from} (hash {known.fitted[changed[0]][:8]}) "
-                f"in the fit {relation}. Put that fit back (`paddlewheel data fit` on the same data makes it again), or "
-                "train anew (--fresh)"
+                f"data.fitted: {', '.join(changed[:3])}{more} was fitted otherwise: from {self.fitted_from} (hash "
+                f"{here}) here, and from {known.fitted_from} (hash {there}) in the fit {relation}. Put that fit back "
+                "(`paddlewheel data fit` on the same data makes it again), train anew (--fresh), or go on with the new "
+                "one (train --resume)"
             )
 
     @property

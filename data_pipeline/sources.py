@@ -110,7 +110,7 @@ class DataReader:
 
     def batches(self, batch_rows: int, row_group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """The row group from its start."""
-        return self._parquet.iter_batches(batch_rows, row_groups=[row_group], columns=columns, use_threads=False)
+        yield from self._parquet.iter_batches(batch_rows, row_groups=[row_group], columns=columns, use_threads=False)
 
     def check_unchanged(self) -> None:
         """Raises ChangedError if the file was written to, or replaced, since it was opened. For what is read for long;

@@ -73,7 +73,10 @@ class Saver:
         return saved
 
     def begin_warm(self, inputs: InputSignature) -> dict[str, Any] | None:
-        """Begin with another job's model: trainer 0 fills the servers, all take the dense part. `inputs` are this job's.
+        """Begin with another job's model: trainer 0 fills the servers, all take the dense part.
+
+        Args:
+            inputs: of this job's data.
 
         Returns (on trainer 0) what the checkpoints say of it.
         """

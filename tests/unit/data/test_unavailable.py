@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +198,7 @@ def no_descriptors(tmp_path: Path) -> Iterator[Callable[[], None]]:
 
     def take() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, before[1]))  # noqa: PTH208
-        with pytest.raises(OSError, match="Too many open files"):
+        with contextlib.suppress(OSError):
             while True:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
 
@@ -215,11 +217,9 @@ def test_no_file_descriptors_left_is_no_bad_file(tmp_path, no_descriptors, polic
     dataset = Dataset.open(str(path), config)
     with Loader(dataset, config, dataset.slices(), seed=0, epoch=0) as loader:
         no_descriptors()
+        read = partial(next, loader) if when == "rows" else partial(Dataset.open, str(path), config)
         with pytest.raises(UnavailableError, match="Too many open files"):
-            if when == "rows":
-                next(loader)
-            else:
-                Dataset.open(str(path), config)
+            read()
 
 
 def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch):
