@@ -97,7 +97,7 @@ def check(
         kept.check_access()
     inputs = datasets["train"].signature if "train" in datasets else None
     _check_inputs(datasets, kept, mode, restore, resume)
-    if mode == "train" and job.warm_start is not None and not kept.committed():
+    if mode == "train" and job.warm_start is not None and (resume == "never" or not kept.committed()):
         warm_start.plan(job, inputs)
     cluster = job.cluster
     for port in (*(cluster.server_ports or ()), cluster.coordinator_port):

@@ -32,7 +32,7 @@ COLUMNS: dict[str, pa.Array] = {
     "binary": pa.array([b"17"]),
     "dictionary": pa.array(["17"]).dictionary_encode(),
     "date": pa.array([DAY]),
-    "timestamp": pa.array([dt.datetime(2026, 1, 31, tzinfo=dt.UTC)], pa.timestamp("us", tz="UTC")),
+    "timestamp": pa.array([dt.datetime(2026, 1, 31, tzinfo=dt.timezone.utc)], pa.timestamp("us", tz="UTC")),
     "list": pa.array([[17]]),
     "null": pa.nulls(1),
 }
