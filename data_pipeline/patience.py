@@ -17,7 +17,7 @@ from data_pipeline.errors import UnavailableError
 
 PAUSES_SECONDS = (0.2, 1.0, 3.0)
 _PATIENCE_SECONDS = 10.0
-"""No attempt begins later than this after the first failure: a store's client has been patient itself."""
+"""No attempt begins later than this after the first: a store's client has been patient itself."""
 
 _LASTING = {
     errno.ENOENT,
@@ -99,14 +99,13 @@ def read_patiently(what: str, read: Callable[[], T]) -> T:
         UnavailableError: it did not pass.
         Exception: whatever else `read` raises.
     """
-    began: float | None = None
+    began = time.monotonic()
     for pause in (*PAUSES_SECONDS, None):
         try:
             return read()
         except (OSError, MemoryError) as error:
             if not passes(error):
                 raise
-            began = time.monotonic() if began is None else began
             if pause is None or time.monotonic() + pause - began > _PATIENCE_SECONDS:
                 raise UnavailableError(
                     f"{what} cannot be read now: {str(error) or type(error).__name__}. Its data are not at fault: "

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from data_pipeline.signature import InputSignature
 from pserver.config import TableConfig
 from trainer import checkpoint
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SPEC = "export.json"
 """The file that makes a folder an export; written last."""
