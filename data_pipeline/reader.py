@@ -1,5 +1,6 @@
 """Row groups -> Arrow columns, in bounded memory, with no error unnamed and no row missing."""
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,7 +119,7 @@ class _Stream:
         self._held: pa.RecordBatch | None = None
         self._reader: DataReader | None = None
         self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._num_batches = 0
+        self._num_read = 0
         self._failure: DataError | None = None
         if columns:
             with self._named_errors():
@@ -137,8 +138,11 @@ class _Stream:
         size = self.file.row_groups[self.row_group].num_bytes
         self._reader = DataReader(self.file.source, self.file.footprint, row_group_bytes=size)
         batches = self._reader.batches(self._batch_rows, self.row_group, self._columns)
-        for _ in range(self._num_batches):
-            next(batches, None)
+        rows = 0
+        while rows < self._num_read and (batch := next(batches, None)) is not None:
+            rows += batch.num_rows
+            if rows > self._num_read:  # batches need not be as large as before
+                batches = itertools.chain([batch.slice(batch.num_rows - (rows - self._num_read))], batches)
         self._batches = batches
 
     def _next(self) -> pa.RecordBatch | None:
@@ -151,7 +155,7 @@ class _Stream:
         except BaseException:
             self.close()
             raise
-        self._num_batches += 1
+        self._num_read += batch.num_rows if batch is not None else 0
         return batch
 
     @contextmanager

@@ -97,7 +97,7 @@ class DataReader:
             digest = xxhash.xxh3_128_hexdigest(memoryview(tail))
             self._compare(Footprint(self._handle.size(), _version(source, self._handle), digest))
             at_once = not source.is_local and 0 < row_group_bytes <= _FETCHED_BYTES
-            self._parquet = pq.ParquetFile(
+            self.parquet = pq.ParquetFile(
                 self._handle,
                 metadata=pq.read_metadata(pa.BufferReader(tail)),
                 pre_buffer=at_once,
@@ -110,7 +110,7 @@ class DataReader:
 
     def batches(self, batch_rows: int, row_group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """The row group from its start."""
-        yield from self._parquet.iter_batches(batch_rows, row_groups=[row_group], columns=columns, use_threads=False)
+        yield from self.parquet.iter_batches(batch_rows, row_groups=[row_group], columns=columns, use_threads=False)
 
     def check_unchanged(self) -> None:
         """Raises ChangedError if the file was written to, or replaced, since it was opened. For what is read for long;
@@ -141,7 +141,7 @@ class DataReader:
             raise ChangedError(_changed(self._source, "has another footer now"))
 
     def close(self) -> None:
-        self._parquet.close()
+        self.parquet.close()
         self._handle.close()
 
 
