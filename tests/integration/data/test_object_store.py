@@ -104,6 +104,7 @@ def test_an_object_that_is_removed_or_replaced_is_an_error(bucket, policy):
         load(dataset)
 
 
+@pytest.mark.slow  # each attempt of the store's client takes 6 s
 def test_a_store_that_goes_away_is_not_the_data_s_fault(monkeypatch):
     """In the middle of a file, and before: reported as what may pass, and skipped by no policy."""
     config = numbered_config(on_bad_file="skip", shuffle={"window_rows": 7, "interleave": 1})
