@@ -14,7 +14,7 @@ from data_pipeline.sources import SourceFile
 from pserver import requirements
 from trainer import warm_start
 from trainer.checkpoints import open_checkpoints
-from trainer.config import ConfigError, JobConfig, Problem
+from trainer.config import ConfigError, JobConfig, Problem, check_server_folders
 from trainer.gpu import native
 from trainer.object_store import ObjectStore
 from trainer.process import reserve_port
@@ -46,7 +46,7 @@ def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train", *, here:
         here: whether trainers run on this machine.
 
     Raises:
-        ConfigError: the job lacks what the mode needs.
+        ConfigError: the job lacks what the mode needs, or has folders that servers cannot use.
         pserver.errors.RequirementError: wrong Paddle or protobuf.
         trainer.gpu.native.GpuError: the job wants a GPU, and this machine has none or no kernels for it.
         data_pipeline.errors.DataError: a path, file, column or value that the job cannot use.
@@ -65,6 +65,7 @@ def check(job: JobConfig, mode: Literal["train", "evaluate"] = "train", *, here:
         )
     if mode == "train":
         _check_lifecycles(job)
+    check_server_folders(job)
     datasets = {}
     for part in ("train", "eval"):
         paths = getattr(job.data, part)

@@ -11,10 +11,11 @@ from typing import Any
 from pserver.client import Client
 from trainer import checkpoint, warm_start
 from trainer.asking import Coordinator
-from trainer.checkpoints import is_remote, open_checkpoints
+from trainer.checkpoints import open_checkpoints
 from trainer.dense_sync import DenseSync
 from trainer.lifecycle import Lifecycle
 from trainer.link import AgentLink
+from trainer.location import is_remote
 from trainer.loop import Progress
 from trainer.object_store import ObjectStore, RemoteCheckpoint
 from trainer.program import DenseProgram

@@ -15,7 +15,8 @@ import pytest
 from pyarrow import fs as pafs
 
 from trainer.checkpoint import CheckpointError
-from trainer.checkpoints import is_remote, open_address, open_checkpoints
+from trainer.checkpoints import open_address, open_checkpoints
+from trainer.location import is_remote
 from trainer.object_store import CancelledError, ObjectStore, StoreError
 
 CURSOR = {"step": 0, "rows": 7, "position": {"epoch": 0, "done": []}}
@@ -194,12 +195,34 @@ def test_the_journal_comes_back_where_it_was_lost(tmp_path: Path) -> None:
     store.fetch_journal(here)
     assert not here.exists()
     here.write_text("one\n")
-    store.keep_journal(here)
+    with store.sole_use():
+        store.keep_journal(here)
     store.fetch_journal(there)
     assert there.read_text() == "one\n"
-    there.write_text("newer\n")
+    there.write_text("one\nand what was not kept yet\n")
     store.fetch_journal(there)
-    assert there.read_text() == "newer\n"
+    assert there.read_text() == "one\nand what was not kept yet\n"
+
+
+def test_the_journal_of_whoever_came_later_replaces_a_stale_one(tmp_path: Path) -> None:
+    """Run on one machine, then on another, then on the first again."""
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    old, new = store_at(tmp_path), store_at(tmp_path)
+    first.write_text("of the first\n")
+    with old.sole_use():
+        old.keep_journal(first)
+        first.write_text("of the first\nlast words that were never kept, and are long\n")
+        with new.sole_use():
+            new.fetch_journal(second)
+            second.write_text(second.read_text() + "of the second\n")
+            new.keep_journal(second)
+            with pytest.raises(StoreError, match="another coordinator has taken over"):
+                old.keep_journal(first)
+    again = store_at(tmp_path)
+    with again.sole_use():
+        again.fetch_journal(first)
+    assert first.read_text() == "of the first\nof the second\n"
+    assert "last words" in (tmp_path / "first.jsonl.replaced").read_text()
 
 
 def test_a_transfer_can_be_ended(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import sys
@@ -70,9 +69,9 @@ def test_names_follow_the_convention() -> None:
 def test_no_process_can_serve_an_unbounded_number_of_series() -> None:
     for role in ("trainer", "pserver", "coordinator"):
         assert sum(metric.num_series_bound for metric in of_role(role)) < 500, role
-    series = Series([BY_NAME["paddlewheel_pserver_table_keys"]], dict.fromkeys(COMMON_LABELS, ""))
+    series = Series([BY_NAME["paddlewheel_job_table_bytes"]], dict.fromkeys(COMMON_LABELS, ""))
     for i in range(10 * MAX_OPEN_VALUES):
-        series.set("paddlewheel_pserver_table_keys", i, table=f"t{i}")
+        series.set("paddlewheel_job_table_bytes", i, table=f"t{i}")
     (family,) = series.collect()
     assert len(family.samples) == MAX_OPEN_VALUES + 1
     assert "other" in {sample.labels["table"] for sample in family.samples}
@@ -298,7 +297,6 @@ def test_the_servers_page_becomes_metrics_with_sane_names(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(probes, "brpc_metrics", read)
     spec = {"endpoints": ["10.0.0.1:9", "[::1]:7"], "rank": 1, "tables": {}}
-    monkeypatch.setattr(probes.ServerProbe, "_connect", lambda self: io.BytesIO())
     telemetry = Telemetry("pserver", "job", rank=1)
     telemetry.child_started(1)
     telemetry.child_ready(probes.ServerProbe.of_child(json.dumps(spec)))

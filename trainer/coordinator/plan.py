@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainer.checkpoints import is_remote
 from trainer.coordinator.config import ControlConfig
+from trainer.location import is_remote
 
 
 class JobPlan(BaseModel):
