@@ -18,7 +18,7 @@ from trainer.object_store import ObjectStore
 
 _LEFTOVER = re.compile(r"\.(warm-start-.*|step-\d+-.*|step-\d+\.draft|removed-.*|LATEST\.new)")
 _REPLACED = re.compile(r"\.replaced-(\d+)")
-_OWNER = ".owner"
+_OWNER = "OWNER"
 """Names the coordinator that may commit, and is locked by it."""
 
 

@@ -150,7 +150,7 @@ def test_the_same_scores_from_a_running_jobs_servers(criteo, exported, start_job
     """Servers and coordinator are real; trainers only keep the job running, and the test fills the servers."""
     tables = {name: criteo.job.tables[name] for name in criteo.job.data.tables}
     plain = {name: table.model_dump(mode="json") for name, table in tables.items()}
-    job = start_job({"*": LONG}, {"real_servers": True, "tables": plain})
+    job = start_job({"*": {**LONG, "step_seconds": 0.2}}, {"real_servers": True, "tables": plain})
     eventually(job.has("running"), seconds=60)
     predict = ["predict", criteo.path, "--coordinator", job.address(), "--to"]
     strange = paddlewheel(*predict, tmp_path / "no.parquet", code=64)["error"]["message"]

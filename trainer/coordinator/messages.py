@@ -160,6 +160,16 @@ class Settled:
 
 
 @dataclass(frozen=True)
+class Examined:
+    """What became of `Examine`: where to go on from. error: it could not be told now. refusal: nowhere, and why."""
+
+    start: Any = None
+    """A `resume.Start`."""
+    error: str = ""
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
 class Tick:
     """Nothing happened but time."""
 
@@ -178,6 +188,7 @@ Event = (
     | StopRequested
     | CheckpointAsked
     | Settled
+    | Examined
     | Tick
 )
 
@@ -262,6 +273,15 @@ class Commit:
 
 
 @dataclass(frozen=True)
+class Examine:
+    """Read the checkpoint that could not be restored through; if it is damaged or gone, put it aside and find the one
+    before it. Then say `Examined`.
+    """
+
+    path: str
+
+
+@dataclass(frozen=True)
 class Discard:
     """Remove the drafts of this pattern from the checkpoint folder: nobody will finish them."""
 
@@ -303,6 +323,7 @@ Action = (
     | Finish
     | Drop
     | Commit
+    | Examine
     | Discard
     | CheckpointDone
     | Note

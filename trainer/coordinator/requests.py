@@ -62,6 +62,7 @@ class Requests:
         facts: dict[str, Any] = {"job": identity(plan.job)}
         if plan.days is not None:
             facts["days"] = list(plan.days)
+        self._facts = facts
         self._lineage = Lineage(plan.num_trainers, plan.num_epochs, start.cursor, facts)
         self._incarnation = 0
         self._asking: dict[int, Any] = {}  # the number of each trainer's request for the cursor that is under way
@@ -79,6 +80,17 @@ class Requests:
             self._outbox.do(Discard(f".step-*-incarnation-{incarnation - 1}-draft-*"))
         self._lineage.begin(incarnation)
         self._asking, self._hosts, self.checkpoint.state = {}, None, "idle"
+
+    def go_back(self, start: Start, now: float) -> None:
+        """The checkpoint to begin with was damaged: the next incarnation begins with another one, or with nothing."""
+        self.restore = start.path
+        state = self.checkpoint
+        state.step, state.path, state.committed_at = -1, "", 0.0
+        if start.path and start.cursor:
+            state.step, state.path, state.committed_at = start.cursor["step"], start.path, now
+        self._lineage = Lineage(self._plan.num_trainers, self._plan.num_epochs, start.cursor, self._facts)
+        for note in start.notes:
+            self._outbox.note("warning", note)
 
     def lose(self) -> None:
         """The incarnation is lost. A commit that has begun is not."""
