@@ -31,7 +31,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from pserver.config import TableConfig, check_table_name, table_id
-from pserver.errors import CheckpointError, SaveError, cannot_read
+from pserver.errors import CheckpointError, PathError, SaveError, cannot_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -157,9 +157,9 @@ def max_bytes_per_row(config: TableConfig) -> int:
 
 
 def check_path(path: Path) -> None:
-    """Raise CheckpointError unless the path is absolute and safe in Paddle's shell commands."""
+    """Raise PathError unless the path is absolute and safe in Paddle's shell commands."""
     if not _SAFE_PATH.fullmatch(str(path)):
-        raise CheckpointError(
+        raise PathError(
             f"{str(path)!r} cannot hold tables: Paddle's servers pass it to a shell unquoted, so it must be absolute "
             "and made of ASCII letters, digits and . _ / = @ : + , % - only"
         )

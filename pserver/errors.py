@@ -52,6 +52,10 @@ class CheckpointError(PServerError, ValueError):
     """Files of sparse tables are missing, left over, damaged, or of another table than the one asked for."""
 
 
+class PathError(CheckpointError):
+    """Servers cannot be told this folder: their shell would not take it for one. Trying again cannot help."""
+
+
 class SaveError(PServerError, OSError):
     """Tables could not be saved: a disk is full, or what it holds is not what was written. Trying again may help."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pserver.client import Client
+from pserver.errors import PathError
 from trainer import checkpoint, warm_start
 from trainer.asking import Coordinator
 from trainer.checkpoints import open_checkpoints
@@ -90,6 +91,7 @@ class Saver:
         elif self._spec.rank == 0:
             record = start.record({})
         if start.dense:
+            start.source.verify(dense=True)
             self._program.load_parameters(start.source.parameters())
         return record
 
@@ -177,7 +179,8 @@ class Saver:
                 },
             )
         except (OSError, ValueError, RuntimeError) as error:
-            fields: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"}
+            kind = "job" if isinstance(error, PathError) else "runtime"
+            fields: dict[str, Any] = {"error": f"{type(error).__name__}: {error}", "kind": kind}
         else:
             fields = {"draft": draft.address, "seconds": time.monotonic() - started}
         reply = self._coordinator.commit(step, **fields)

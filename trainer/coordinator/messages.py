@@ -157,6 +157,8 @@ class Settled:
     commit: Commit
     path: str = ""
     error: str = ""
+    is_for_good: bool = False
+    """Whether every other checkpoint will fail as this one did."""
 
 
 @dataclass(frozen=True)

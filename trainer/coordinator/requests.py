@@ -216,10 +216,12 @@ class Requests:
         if committed:
             self._reply(first, request[1], committed=True, path=event.path)
             return None
-        stop = self._lineage.is_last(cursor) or self._plan.checkpoint.get("on_failure") == "stop"
+        on_failure = self._plan.checkpoint.get("on_failure")
+        stop = event.is_for_good or self._lineage.is_last(cursor) or on_failure == "stop"
         self._reply(first, request[1], committed=False, stop=stop, error=event.error)
         text = f"could not save the checkpoint of step {cursor.step}: {event.error}"
-        return Cause(Weight.LOSS, text, first.member) if stop else None
+        weight = Weight.FIX_JOB if event.is_for_good else Weight.LOSS
+        return Cause(weight, text, first.member) if stop else None
 
     def _open_epoch(self, seat: Seat, said: dict[str, Any]) -> None:
         done, plan = self._lineage.open_epoch(said)
@@ -271,7 +273,8 @@ class Requests:
         self._commit_request = (self._incarnation, said.get("id"))
         commit = Commit(cursor, float(said.get("seconds", 0.0)))
         if "error" in said:
-            return self.settle(Settled(commit, error=f"saving failed: {said['error']}"), now)
+            is_for_good = said.get("kind") == "job"
+            return self.settle(Settled(commit, error=f"saving failed: {said['error']}", is_for_good=is_for_good), now)
         if str(said["draft"]).rstrip("/").rpartition("/")[2] != cursor.draft:
             raise LineageError(f"the draft {said['draft']} is not {cursor.draft}")
         self.checkpoint.state = "committing"
