@@ -154,17 +154,16 @@ def test_what_is_taken_of_an_export_is_verified(exported: Path) -> None:
     table.write_text("rows of itemz")
     dense.write_text("weightz")
     source.verify(["default"])
-    with pytest.raises(checkpoint.CheckpointError, match="items.* is damaged"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"items.* is damaged"):
         source.verify(["default", "items"])
-    with pytest.raises(checkpoint.CheckpointError, match="dense.safetensors is damaged"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"dense\.safetensors is damaged"):
         source.verify(dense=True)
     table.with_name("export-00001.parquet").write_text("more rows")
     with pytest.raises(checkpoint.CheckpointError, match="unexpected files"):
         source.verify(["default"])
 
 
-def test_tables_of_a_damaged_source_are_not_written(source: Path, exported: Path, tmp_path: Path) -> None:
-    (source / "sparse" / "part").write_text("CONTENT")
+def test_tables_of_a_damaged_source_are_not_written(exported: Path, tmp_path: Path) -> None:
     (exported / "tables" / "items" / "export-00000.parquet").write_text("rows of itemz")
     job = job_of({"source": str(exported)})
     with pytest.raises(checkpoint.CheckpointError, match="is damaged"):

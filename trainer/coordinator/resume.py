@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.checkpoint import CheckpointError, step_of
 from trainer.checkpoints import open_address, open_checkpoints
-from trainer.coordinator.lineage import CURSOR_VERSION
+from trainer.coordinator.lineage import CURSOR_VERSION, Lineage
 from trainer.location import Checkpoints, is_remote
 
 if TYPE_CHECKING:
@@ -233,6 +233,14 @@ def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> Start:
             f"{address} has a cursor of version {cursor.get('version')}, this version reads {CURSOR_VERSION}:"
             " begin again with --fresh, or in another run_dir"
         )
+    try:
+        Lineage(1, 1, cursor)
+        days_behind(cursor)
+        numbers = (cursor["step"], cursor["rows"], cursor["incarnation"], cursor["position"]["epoch"])
+        if not all(isinstance(number, int) for number in numbers) or not isinstance(cursor["draft"], str):
+            raise ValueError(f"step, rows, incarnation, epoch, draft: {numbers}, {cursor['draft']!r}")
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{address} has a cursor that paddlewheel does not write: {error!r}") from error
     _check_days(address, cursor, plan)
     changed = list(differences(cursor.get("job"), identity(plan.job)))
     if changed and plan.resume != "always" and plan.restore is None:

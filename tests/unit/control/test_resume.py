@@ -133,6 +133,28 @@ def test_a_cursor_of_another_version_is_refused(tmp_path: Path) -> None:
         resume.examine(plan_of(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"position": {"epoch": 0, "done": [7]}},
+        {"position": {"epoch": "x", "done": []}},
+        {"position": {}},
+        {"rows": None},
+        {"step": []},
+        {"draft": 7},
+        {"days": 5, "position": {"epoch": 0, "done": [[0, 1]]}},
+    ],
+)
+def test_a_cursor_that_is_not_ours_is_refused_with_a_sentence(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = save(tmp_path, 3)
+    cursor = {**checkpoint.read_cursor(path), **change}
+    draft = checkpoint.Draft(tmp_path / "checkpoints", ".again", 3)
+    draft.finish(dense={}, cursor=cursor, facts={})
+    checkpoint.commit(draft.path, 3, 9)
+    with pytest.raises(checkpoint.CheckpointError, match="has a cursor that paddlewheel does not write"):
+        resume.examine(plan_of(tmp_path))
+
+
 def test_damaged_ones_are_put_aside(tmp_path: Path) -> None:
     good = save(tmp_path, 1)
     damage(save(tmp_path, 2))
