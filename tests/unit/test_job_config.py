@@ -290,7 +290,7 @@ def test_names_that_tables_may_have(name: str) -> None:
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_names_that_tables_may_not_have(name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be a table's name.*63 ASCII letters") as found:
+    with pytest.raises(ConfigError, match=r"cannot be a table's name.*63 ASCII letters") as found:
         job_with(tables={name: {"width": 4}}, table=name)
     assert any(problem.path.startswith(f"tables.{name}") for problem in found.value.problems)
 
@@ -375,7 +375,7 @@ def test_a_checkpoint_to_begin_with_lies_where_servers_can_load_it() -> None:
         check_server_folders(job, "/y/my runs/step-1")
     with pytest.raises(ConfigError, match="restore: the address holds a key or password"):
         check_server_folders(job, "s3://KEY:SECRET@bucket/step-1")
-    with pytest.raises(ConfigError, match="run_dir: .*my runs"):
+    with pytest.raises(ConfigError, match=r"run_dir: .*my runs"):
         check_server_folders(job_with(run_dir="/my runs", checkpoint={"directory": "/x"}), "s3://bucket/step-1")
 
 

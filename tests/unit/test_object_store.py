@@ -281,11 +281,11 @@ def test_a_manifest_cannot_have_a_file_written_outside_the_copy(tmp_path: Path, 
     manifest = store.manifest(f"{store.location}/step-1")
     files = {**manifest["files"], name: {"bytes": 4, "xxh3_128": "x"}}
     address = resealed(store, tmp_path, 1, files=files)
-    before = {path for path in tmp_path.rglob("*")}
+    before = set(tmp_path.rglob("*"))
     for action in (store.verify, store.read, lambda address: store.fetch(address, tmp_path / "copy" / "step-1")):
         with pytest.raises(CheckpointError, match="is no name of a file in a checkpoint"):
             action(address)
-    assert {path for path in tmp_path.rglob("*")} == before
+    assert set(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
