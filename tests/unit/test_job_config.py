@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from deploy.cli import run
 from deploy.planning import plan_of
 from trainer.config import ConfigError, JobConfig, check_server_folders
 
@@ -361,6 +362,17 @@ def test_folders_that_servers_cannot_be_told_are_refused_before_anything_starts(
         with pytest.raises(ConfigError, match=rf"{key}: .*cannot hold tables.*--set {key}=") as found:
             start(job)
         assert [problem.path for problem in found.value.problems] == [key]
+
+
+def test_a_run_folder_with_a_blank_is_refused_by_every_command_that_would_start_a_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(MINIMAL)
+    for command in (["job", "check"], ["train"], ["role", "coordinator"]):
+        assert run([*command, str(path), "--set", f"run_dir={tmp_path / 'my runs'}"]) == 64, command
+        assert "cannot hold tables" in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["job.yaml"]
 
 
 def test_folders_that_servers_never_see_may_have_any_name() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import socket
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -347,3 +350,51 @@ def test_new_keys_are_followed_by_table_and_feature_and_the_memory_limit_is_fore
     for used in range(2000, 12000, 1000):
         left = telemetry.child_measured(used, 0.0)
     assert left == pytest.approx((telemetry.memory_limit_bytes - 11000) / 200, rel=1e-6)
+
+
+def test_a_scrape_asks_a_server_for_its_page_and_nothing_else() -> None:
+    """Key counts walk through tables that a load or a day boundary may be rebuilding: the server would crash."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        port = listener.getsockname()[1]
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        heard.append(connection.recv(4096))
+                        body = PAGE.format(port=port, pulls=1).encode()
+                        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                        connection.sendall(head.encode() + body)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        telemetry = Telemetry("pserver", "job", rank=0)
+        telemetry.child_started(1)
+        spec = {"endpoints": [f"127.0.0.1:{port}"], "rank": 0, "tables": {"t": {}, "u": {}}}
+        telemetry.child_ready(probes.ServerProbe.of_child(json.dumps(spec)))
+        assert value(telemetry, "pserver_requests_total", operation="pull") == 1
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert [line.split(b"\r\n")[0] for line in heard] == [b"GET /brpc_metrics HTTP/1.1"]
+
+
+def test_trainer_0_tells_how_many_keys_there_are_and_how_even_they_lie() -> None:
+    from trainer.telemetry.job import JobTelemetry
+
+    telemetry = JobTelemetry("job", dict)
+    telemetry._take_tables({"t": {"keys": [30, 10]}, "empty": {"keys": [0, 0]}, "not counted": {"keys": []}})
+    found = {
+        (sample.name, sample.labels["table"]): sample.value
+        for family in telemetry.series.collect()
+        for sample in family.samples
+        if sample.name in {"paddlewheel_job_table_keys", "paddlewheel_job_server_skew_ratio"}
+    }
+    assert found == {
+        ("paddlewheel_job_table_keys", "t"): 40,
+        ("paddlewheel_job_server_skew_ratio", "t"): 1.5,
+        ("paddlewheel_job_table_keys", "empty"): 0,
+        ("paddlewheel_job_server_skew_ratio", "empty"): 1,
+    }
