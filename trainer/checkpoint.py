@@ -270,6 +270,8 @@ def _problem_of(body: Mapping[str, Any]) -> str | None:
             return str(error)
         if not (isinstance(table, dict) and _is_count(table.get("keys"))):
             return f"it does not say how many keys table {name} has"
+        if f"sparse/{name}/table.json" not in files:
+            return f"it lists no files of table {name}"
     if not isinstance(body.get("data", ""), str):
         return "it does not say where its files are"
     return None

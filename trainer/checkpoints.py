@@ -46,7 +46,7 @@ class Folder(Checkpoints):
         self._path = path
         self.location = str(path)
         self.owner = uuid.uuid4().hex[:12]
-        self._is_owner = False
+        self._owner_fd: int | None = None
 
     def committed(self) -> list[str]:
         return [str(path) for path in checkpoint.committed(self._path)]
@@ -82,11 +82,11 @@ class Folder(Checkpoints):
             os.ftruncate(owner_fd, 0)
             os.pwrite(owner_fd, self.owner.encode(), 0)
             os.fsync(owner_fd)
-            self._is_owner = True
+            self._owner_fd = owner_fd
             try:
                 yield
             finally:
-                self._is_owner = False
+                self._owner_fd = None
 
     @contextlib.contextmanager
     def beside_owner(self) -> Iterator[None]:
@@ -120,8 +120,11 @@ class Folder(Checkpoints):
 
     def _check_owner(self) -> None:
         """Where a mount keeps locks to itself, two coordinators may both hold them: then the later one is right."""
-        found = (self._path / _OWNER).read_text(encoding="utf-8", errors="replace") if self._is_owner else self.owner
-        if found != self.owner:
+        if self._owner_fd is None:
+            return
+        # through the descriptor that holds the lock: to open and close the file anew would end it
+        found = os.pread(self._owner_fd, 1024, 0)
+        if found != self.owner.encode():
             raise checkpoint.CheckpointError(
                 f"another coordinator has taken over {self.location}: this one commits no more"
             )

@@ -147,6 +147,7 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a file without facts": lambda body: {**body, "files": {"a": 7}},
     "a step that is none": lambda body: {**body, "step": "7"},
     "a table above": lambda body: {**body, "tables": {"../x": {"keys": 1}}},
+    "a table without files": lambda body: {**body, "tables": {**body["tables"], "u": {"keys": 1}}},
     "a table without keys": lambda body: {**body, "tables": {"t": {}}},
     "tables are a text": lambda body: {**body, "tables": "t"},
     "data is a list": lambda body: {**body, "data": []},

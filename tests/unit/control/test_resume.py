@@ -203,9 +203,13 @@ def test_two_coordinators_do_not_share_a_folder(tmp_path: Path) -> None:
 def test_two_coordinators_on_two_hosts_do_not_share_a_folder(tmp_path: Path) -> None:
     """NFS passes on a lock of a file, not one of a folder: the other host holds the first kind alone."""
     holder = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print('held'); input()"
+    asker = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     kept = open_checkpoints(str(tmp_path / "c"))
     with kept.sole_use():
-        pass
+        with pytest.raises(checkpoint.CheckpointError, match=r"MANIFEST\.json cannot be read"):
+            kept.commit(".none", 1, 3)  # looks at the owner, and must not lose the lock by that
+        asked = subprocess.run([sys.executable, "-c", asker, str(tmp_path / "c" / "OWNER")], capture_output=True)
+        assert b"BlockingIOError" in asked.stderr
     words = [sys.executable, "-c", holder, str(tmp_path / "c" / "OWNER")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
