@@ -25,7 +25,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
@@ -247,11 +247,12 @@ def parse_description(text: str, directory: Path) -> SavedTable:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def _parse_part(raw: dict[str, object]) -> Part:
+def _parse_part(raw: dict[str, Any]) -> Part:
     """Its name becomes part of paths on every host that fetches the table: it must be one that servers give."""
-    part = Part(**raw)  # type: ignore[arg-type] -- checked below
+    part = Part(**raw)
     shard_of(part.name)
-    if not all(isinstance(number, int) and number >= 0 for number in (part.num_bytes, part.num_rows)):
+    numbers: tuple[object, ...] = (part.num_bytes, part.num_rows)
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise CheckpointError(f"{part.name} has {part.num_bytes!r} bytes and {part.num_rows!r} rows")
     return part
 

@@ -40,6 +40,9 @@ def run(spec_line: str, link: AgentLink, signals: Signals) -> int:
         with ExitStack() as resources:
             try:
                 spec = Spec.from_json(json.loads(spec_line))
+            except ValueError as error:
+                raise _FixJobError(str(error)) from error
+            try:
                 incarnation = Incarnation(spec, link, signals, resources)
             except (CheckpointError, SavedTableError) as error:
                 raise (_FixJobError if spec.restore is None else _RestoreError)(str(error)) from error

@@ -188,11 +188,11 @@ class JobConfig(_Section):
         known = {problem.path for problem in problems}
         try:
             job = cls.model_validate(raw)
+            if not problems:
+                return job
         except ValidationError as error:
             problems += [problem for problem in _explain(cls, raw, error) if problem.path not in known]
-        if problems:
-            raise ConfigError(source, problems)
-        return job
+        raise ConfigError(source, problems)
 
     @property
     def checkpoint_location(self) -> str:
