@@ -265,7 +265,9 @@ class _Launcher:
         kill_session(self._coordinator.pid)
         await self._coordinator.wait()
         await asyncio.sleep(_RESPAWN_SECONDS)
-        update: dict[str, Any] = {"resume": "auto"} if self._plan.resume == "never" else {}
+        update: dict[str, Any] = {"restore_once": True}
+        if self._plan.resume == "never":
+            update["resume"] = "auto"
         if self._seen.status is not None and self._seen.status.checkpoint.num_committed:
             update = {"restore": None, "resume": "always"}  # what this run has committed is of this job
         self._plan = self._plan.model_copy(update=update)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from data_pipeline.days import find_days, parse_day, parse_days
-from trainer.config import ConfigError, JobConfig, Problem
+from trainer.config import ConfigError, JobConfig, Problem, check_server_folders
 from trainer.coordinator import resume as resuming
 from trainer.coordinator.plan import JobPlan
 from trainer.days import DaysConfig, choose
@@ -19,8 +19,10 @@ def plan_of(job: JobConfig, mode: Mode = "train", *, restore: str | None = None,
     """What the coordinator of this job is given.
 
     Raises:
+        ConfigError: servers cannot save to, or load from, a folder of the job.
         ConfigError, DataError, DaysError, ResumeError: the days of the job cannot be trained.
     """
+    check_server_folders(job, restore)
     plan = JobPlan(
         name=job.name,
         mode=mode,

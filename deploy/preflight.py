@@ -14,7 +14,7 @@ from data_pipeline.sources import SourceFile
 from pserver import requirements
 from trainer import warm_start
 from trainer.checkpoints import open_address, open_checkpoints
-from trainer.config import ConfigError, JobConfig, Problem
+from trainer.config import ConfigError, JobConfig, Problem, check_server_folders
 from trainer.coordinator.resume import newest_complete
 from trainer.gpu import native
 from trainer.location import Checkpoints
@@ -58,7 +58,7 @@ def check(
         resume: see `deploy.launcher.run_local`.
 
     Raises:
-        ConfigError: the job lacks what the mode needs.
+        ConfigError: the job lacks what the mode needs, or has folders that servers cannot use.
         pserver.errors.RequirementError: wrong Paddle or protobuf.
         trainer.gpu.native.GpuError: the job wants a GPU, and this machine has none or no kernels for it.
         data_pipeline.errors.DataError: a path, file, column or value that the job cannot use, or of another kind than
@@ -78,6 +78,7 @@ def check(
         )
     if mode == "train":
         _check_lifecycles(job)
+    check_server_folders(job)
     datasets = {}
     for part in ("train", "eval"):
         paths = getattr(job.data, part)

@@ -15,21 +15,23 @@ Legend of shapes: N rows of one batch, K embedding floats, A accumulators of the
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
 
-from pserver.config import TableConfig, table_id
-from pserver.errors import CheckpointError
+from pserver.config import TableConfig, check_table_name, table_id
+from pserver.errors import CheckpointError, PathError, SaveError, cannot_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +43,7 @@ FORMAT = 1
 DESCRIPTION = "table.json"
 # Paddle hands paths to a shell without quoting (`find`, `rm -rf`): any other character could do damage.
 _SAFE_PATH = re.compile(r"/[\w./=@:+,%-]*", re.ASCII)
-_PART = re.compile(r"part-(\d{3,})-(\d{5,})")
+_PART = re.compile(r"part-(\d{3,9})-(\d{5,9})", re.ASCII)
 _BLOCK_BYTES = 1 << 22
 _NUM_THREADS = 4
 _NUM_FIXED = 6  # slot, unseen_days, delta_score, shows, clicks, first_order
@@ -155,9 +157,9 @@ def max_bytes_per_row(config: TableConfig) -> int:
 
 
 def check_path(path: Path) -> None:
-    """Raise CheckpointError unless the path is absolute and safe in Paddle's shell commands."""
+    """Raise PathError unless the path is absolute and safe in Paddle's shell commands."""
     if not _SAFE_PATH.fullmatch(str(path)):
-        raise CheckpointError(
+        raise PathError(
             f"{str(path)!r} cannot hold tables: Paddle's servers pass it to a shell unquoted, so it must be absolute "
             "and made of ASCII letters, digits and . _ / = @ : + , % - only"
         )
@@ -195,17 +197,20 @@ def open_table(directory: Path) -> SavedTable:
     """
     path = directory / DESCRIPTION
     try:
-        text = path.read_text()
+        text = read_regular(path).decode()
     except FileNotFoundError as error:
         raise CheckpointError(f"{directory} is not a complete saved table: it has no {DESCRIPTION}") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    except ValueError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     saved = parse_description(text, directory)
     expected = {part.name: part.num_bytes for part in saved.parts}
-    found = {entry.name: entry.stat().st_size for entry in saved.folder.iterdir()} if saved.folder.is_dir() else {}
+    entries = list(saved.folder.iterdir()) if saved.folder.is_dir() else []
+    found = {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
     for what, names in (
         ("missing", expected.keys() - found.keys()),
-        ("not part of it", found.keys() - expected.keys()),
+        ("not part of it", {entry.name for entry in entries} - expected.keys()),
     ):
         if names:
             raise CheckpointError(f"{saved.folder}: {len(names)} files are {what}, such as {min(names)}")
@@ -231,15 +236,34 @@ def parse_description(text: str, directory: Path) -> SavedTable:
             raise CheckpointError(f"{path} has changed since it was written: its checksum does not fit")
         return SavedTable(
             directory,
-            document["name"],
+            check_table_name(document["name"]),
             TableConfig.model_validate(document["config"]),
             int(document["seed"]),
-            tuple(Part(**part) for part in document["parts"]),
+            tuple(_parse_part(part) for part in document["parts"]),
         )
     except CheckpointError:
         raise
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ValidationError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _parse_part(raw: dict[str, Any]) -> Part:
+    """Its name becomes part of paths on every host that fetches the table: it must be one that servers give."""
+    part = Part(**raw)
+    shard_of(part.name)
+    numbers: tuple[object, ...] = (part.num_bytes, part.num_rows)
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise CheckpointError(f"{part.name} has {part.num_bytes!r} bytes and {part.num_rows!r} rows")
+    return part
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a file. Raises OSError, also for what only looks like one: a pipe would be waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a file")
+        return file.read()
 
 
 def verify(saved: SavedTable) -> None:
@@ -349,7 +373,7 @@ def _measure(path: Path, *, sync: bool) -> Part:
             if sync:
                 os.fsync(file.fileno())
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise cannot_read(path, error) from error
     if last != b"\n":
         raise CheckpointError(f"{path} ends within a line: it was not written completely")
     return Part(path.name, size, rows, digest.hexdigest())
@@ -454,7 +478,7 @@ def reshard(saved: SavedTable, directory: Path, num_shards: int, *, name: str | 
     """Copy a saved table into `directory` with another number of shards (and perhaps another name).
 
     Values are copied as they are written. A renamed table's initial vectors would be others, so a new name is refused
-    unless initial_range is 0. Raises CheckpointError.
+    unless initial_range is 0. Raises CheckpointError; SaveError when not all rows got there.
     """
     name = saved.name if name is None else name
     if name != saved.name and saved.config.initial_range:
@@ -465,7 +489,7 @@ def reshard(saved: SavedTable, directory: Path, num_shards: int, *, name: str | 
         spread(saved.paths(), directory / f"{table_id(name):03d}", num_shards)
         copy = record(directory, name, saved.config, saved.seed, num_shards)
         if copy.num_rows != saved.num_rows:
-            raise CheckpointError(f"{directory} got {copy.num_rows} rows of {saved.num_rows}: is the disk full?")
+            raise SaveError(f"{directory} got {copy.num_rows} rows of {saved.num_rows}: is the disk full?")
     return copy
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from pserver import apart, checkpoint, probe
 from pserver.config import TableConfig, Tables, table_ids
-from pserver.errors import CheckpointError, PullError, PushError, ServerError
+from pserver.errors import CheckpointError, LoadError, PullError, PushError, SaveError, ServerError
 from pserver.initial import Initializer
 from pserver.wire import Buffer, Command, Connection, Reply
 
@@ -61,6 +61,9 @@ class _Table:
 class Client:
     """One trainer's access to all servers. Every call may be made from any thread, and several at once.
 
+    `load`, `load_apart` and `end_day` rebuild the servers' hash tables, which Paddle does not lock: a pull, push or key
+    count meanwhile can end a server. Calls of one client wait for each other there; other clients must be kept away.
+
     pull_timeout_seconds bounds every pull and push as a whole; slower means failed. A call that raises has not changed
     the client: connections that failed are closed, and the next call opens new ones.
     """
@@ -97,6 +100,7 @@ class Client:
         self._lock = threading.Lock()
         self._no_push = threading.Condition(self._lock)
         self._num_pushing = 0
+        self._gate = _Gate()
         self._idle: list[list[Connection]] = [[] for _ in endpoints]
         self._identities = dict(enumerate(identities or ()))
         self._closed = False
@@ -117,24 +121,26 @@ class Client:
         _check_keys(keys_U)
         num_floats = _PULLED_COUNTS + 1 + t.config.width
         raw_UV = np.empty((len(keys_U), num_floats), np.float32)
-        deadline = time.monotonic() + self._pull_timeout_seconds
-        try:
-            for shares in self._rounds(t, keys_U):
-                replies = self._ask({share.server: _pull_request(t, share.keys_N) for share in shares}, deadline)
-                for share in shares:
-                    found = np.frombuffer(replies[share.server].attachment, np.float32)
-                    if found.size != len(share.keys_N) * num_floats:
-                        raise ServerError(
-                            f"parameter server {self._endpoints[share.server]} gave {found.size} floats instead of "
-                            f"{len(share.keys_N) * num_floats}: its table {table!r} has not the width {t.config.width}"
-                        )
-                    raw_UV[share.rows] = found.reshape(-1, num_floats)
-        except ServerError as error:
-            raise PullError(f"pull of {len(keys_U)} keys from table {table!r}: {error}") from error
-        if time.monotonic() > deadline:
-            raise PullError(
-                f"pull of {len(keys_U)} keys from table {table!r} took longer than {self._pull_timeout_seconds} s"
-            )
+        with self._gate.beside_others():
+            deadline = time.monotonic() + self._pull_timeout_seconds
+            try:
+                for shares in self._rounds(t, keys_U):
+                    replies = self._ask({share.server: _pull_request(t, share.keys_N) for share in shares}, deadline)
+                    for share in shares:
+                        found = np.frombuffer(replies[share.server].attachment, np.float32)
+                        if found.size != len(share.keys_N) * num_floats:
+                            raise ServerError(
+                                f"parameter server {self._endpoints[share.server]} gave {found.size} floats instead "
+                                f"of {len(share.keys_N) * num_floats}: its table {table!r} has not the width "
+                                f"{t.config.width}"
+                            )
+                        raw_UV[share.rows] = found.reshape(-1, num_floats)
+            except ServerError as error:
+                raise PullError(f"pull of {len(keys_U)} keys from table {table!r}: {error}") from error
+            if time.monotonic() > deadline:
+                raise PullError(
+                    f"pull of {len(keys_U)} keys from table {table!r} took longer than {self._pull_timeout_seconds} s"
+                )
         shows_U, clicks_U = raw_UV[:, 0], raw_UV[:, 1]
         admitted_U = t.initializer.admitted(shows_U, clicks_U)
         change_UW = raw_UV[:, _PULLED_COUNTS + t.unused_columns :]
@@ -166,8 +172,8 @@ class Client:
         row_UV[:, 2] = clicks_U
         divisor = row_UV[:, 1:2] if t.config.optimizer.occurrences == "mean" else np.float32(1)
         np.divide(grads_UW, divisor, out=row_UV[:, _PUSH_PREFIX + t.unused_columns :])
-        deadline = time.monotonic() + self._pull_timeout_seconds
-        with self._pushing():
+        with self._gate.beside_others(), self._pushing():
+            deadline = time.monotonic() + self._pull_timeout_seconds
             try:
                 for shares in self._rounds(t, keys_U):
                     requests = {s.server: _push_request(t, s.keys_N, row_UV[s.rows]) for s in shares}
@@ -187,11 +193,11 @@ class Client:
 
         The servers write, so the directory must be one that they and this process see under the same path. Nothing
         may be pushed meanwhile. advance_day (of all tables, or of those named): afterwards, add one to the unseen days
-        of every key in the servers (not in the files). Raises CheckpointError or ServerError; then nothing under
-        `directory` counts.
+        of every key in the servers (not in the files). Raises CheckpointError, SaveError or ServerError; then nothing
+        under `directory` counts.
         """
-        checkpoint.check_path(directory)
-        num_keys = {name: sum(self._num_keys(t)) for name, t in self._tables.items()}
+        self._check_paths([directory])
+        num_keys = {name: sum(counts) for name, counts in self.num_keys().items()}
         self._check_space(directory, num_keys)
         modes = self._save_modes(advance_day)
         return {
@@ -201,19 +207,22 @@ class Client:
     def load(self, directory: Path, *, tables: Iterable[str] | None = None) -> None:
         """Load tables (None: all of this client) saved by `save`, by any number of servers, into servers without keys.
 
-        Raises CheckpointError for anything incomplete, changed or unfitting before a server is asked, else ServerError.
+        Raises CheckpointError for anything incomplete, changed or unfitting before a server is asked; LoadError when
+        the servers then hold other keys; else ServerError.
         """
         chosen = self._tables if tables is None else {name: self._tables[name] for name in tables}
         saved = {name: checkpoint.open_table(directory / name) for name in chosen}
         for name, t in chosen.items():
             checkpoint.check_fits(saved[name], name, t.config, self._seed)
             checkpoint.verify(saved[name])
-        for name, t in chosen.items():
-            self._load_table(t, saved[name])
+        with self._gate.alone():
+            for name, t in chosen.items():
+                self._load_table(t, saved[name])
 
     def save_bytes(self) -> tuple[int, ...]:
         """About how many bytes a save would write on each server, in rank order; rather too many than too few."""
-        sizes = [[keys * t.bytes_per_row for keys in self._num_keys(t)] for t in self._tables.values()]
+        with self._gate.beside_others():
+            sizes = [[keys * t.bytes_per_row for keys in self._num_keys(t)] for t in self._tables.values()]
         return tuple(int(sum(each)) for each in zip(*sizes, strict=True))
 
     def save_apart(
@@ -226,12 +235,11 @@ class Client:
         """As `save`, where each server writes its parts below its own of the directories, on its own host.
 
         collect: called when all are written; what `apart.measure` has found at each server, in rank order. The hosts
-        must have room (`save_bytes`): a server whose disk is full ends its process. Raises CheckpointError or
-        ServerError; then nothing that was written counts.
+        must have room (`save_bytes`): a server whose disk is full ends its process. Raises CheckpointError, SaveError
+        or ServerError; then nothing that was written counts.
         """
-        for directory in directories:
-            checkpoint.check_path(directory)
-        num_keys = {name: sum(self._num_keys(t)) for name, t in self._tables.items()}
+        self._check_paths(directories)
+        num_keys = {name: sum(counts) for name, counts in self.num_keys().items()}
         modes = self._save_modes(advance_day)
         for name, t in self._tables.items():
             self._ask_everyone(Command.SAVE_ONE_TABLE, t, [[str(d / name).encode(), modes[name]] for d in directories])
@@ -246,27 +254,30 @@ class Client:
     def load_apart(self, directories: Sequence[Path], saved: Mapping[str, checkpoint.SavedTable]) -> None:
         """As `load`, where each server reads below its own of the directories, made by `apart.lay_out` on its host.
 
-        Raises CheckpointError for tables that do not fit before a server is asked, and when keys are missing after.
+        Raises CheckpointError for tables that do not fit before a server is asked, LoadError when keys are missing
+        after.
         """
         for name, t in self._tables.items():
             checkpoint.check_fits(saved[name], name, t.config, self._seed)
-        for directory in directories:
-            checkpoint.check_path(directory)
-        for name, t in self._tables.items():
-            self._ask_everyone(Command.LOAD_ONE_TABLE, t, [[str(d / name).encode(), _SAVE] for d in directories])
-            self._check_loaded(t, saved[name])
+        self._check_paths(directories)
+        with self._gate.alone():
+            for name, t in self._tables.items():
+                self._ask_everyone(Command.LOAD_ONE_TABLE, t, [[str(d / name).encode(), _SAVE] for d in directories])
+                self._check_loaded(t, saved[name])
 
     def end_day(self, tables: Collection[str] | None = None) -> None:
         """Day boundary of these tables (None: all): decay shows and clicks, then delete keys as `lifecycle` says.
 
-        Nothing may be pulled or pushed meanwhile.
+        No other client may pull, push or count meanwhile.
         """
-        for name in self._named(tables is None or tables):
-            self._ask_everyone(Command.SHRINK_TABLE, self._tables[name], self._for_all([b"0"]))
+        with self._gate.alone():
+            for name in self._named(tables is None or tables):
+                self._ask_everyone(Command.SHRINK_TABLE, self._tables[name], self._for_all([b"0"]))
 
     def num_keys(self) -> dict[str, tuple[int, ...]]:
-        """Keys of each table on each server, in rank order."""
-        return {name: self._num_keys(t) for name, t in self._tables.items()}
+        """Keys of each table on each server, in rank order. Servers walk through all of them for it."""
+        with self._gate.beside_others():
+            return {name: self._num_keys(t) for name, t in self._tables.items()}
 
     # ---- ending -------------------------------------------------------------------------------------------------
 
@@ -303,6 +314,12 @@ class Client:
         assert not unknown, unknown
         return tuple(name for name in self._tables if name in tables)
 
+    def _check_paths(self, directories: Iterable[Path]) -> None:
+        """Of every folder that a server is about to be told: the names of tables are part of them."""
+        for directory in directories:
+            for name in self._tables:
+                checkpoint.check_path(directory / name)
+
     def _save_modes(self, advance_day: bool | Collection[str]) -> dict[str, bytes]:
         advanced = self._named(advance_day)
         return {name: _SAVE_AND_ADVANCE_DAY if name in advanced else _SAVE for name in self._tables}
@@ -317,7 +334,7 @@ class Client:
         parent = next(folder for folder in (directory, *directory.parents) if folder.exists())
         free = shutil.disk_usage(parent).free
         if free < needed:
-            raise CheckpointError(
+            raise SaveError(
                 f"a save of {sum(num_keys.values())} keys needs about {needed / 1e6:.1f} MB, but {parent} has "
                 f"{free / 1e6:.1f} MB left: make room, or save elsewhere"
             )
@@ -325,8 +342,10 @@ class Client:
     def _save_table(self, t: _Table, directory: Path, num_keys: int, mode: bytes) -> checkpoint.SavedTable:
         try:
             directory.mkdir(parents=True)
-        except OSError as error:
+        except FileExistsError as error:
             raise CheckpointError(f"table {t.name!r} cannot be saved: {error}") from error
+        except OSError as error:
+            raise SaveError(f"table {t.name!r} cannot be saved: {error}") from error
         self._ask_everyone(Command.SAVE_ONE_TABLE, t, self._for_all([str(directory).encode(), mode]))
         saved = checkpoint.record(directory, t.name, t.config, self._seed, t.num_shards)
         self._check_saved(t, saved, num_keys)
@@ -335,7 +354,7 @@ class Client:
     @staticmethod
     def _check_saved(t: _Table, saved: checkpoint.SavedTable, num_keys: int) -> None:
         if saved.num_rows != num_keys:
-            raise CheckpointError(
+            raise SaveError(
                 f"{saved.directory} holds {saved.num_rows} rows after the save, but the servers held {num_keys} keys "
                 f"of table {t.name!r}: was something pushed meanwhile, or is the disk full?"
             )
@@ -350,7 +369,7 @@ class Client:
     def _check_loaded(self, t: _Table, saved: checkpoint.SavedTable) -> None:
         num_keys = sum(self._num_keys(t))
         if num_keys != saved.num_rows:
-            raise CheckpointError(
+            raise LoadError(
                 f"the servers hold {num_keys} keys of table {t.name!r} after loading {saved.num_rows} rows from "
                 f"{saved.directory}: load into empty servers, and start them again after a failed load"
             )
@@ -436,6 +455,43 @@ class Client:
             with self._no_push:
                 self._num_pushing -= 1
                 self._no_push.notify_all()
+
+
+class _Gate:
+    """Many at a time, or one alone. Who wants to be alone goes before those who come later."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_inside = self._num_waiting = 0
+        self._is_alone = False
+
+    @contextlib.contextmanager
+    def beside_others(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_alone and not self._num_waiting)
+            self._num_inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_inside -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._num_waiting += 1
+            try:
+                self._changed.wait_for(lambda: not self._is_alone and not self._num_inside)
+            finally:
+                self._num_waiting -= 1
+            self._is_alone = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_alone = False
+                self._changed.notify_all()
 
 
 class _Share(NamedTuple):

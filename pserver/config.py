@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 # 1, 2, 3, 4 and 6 servers share this number evenly: a checkpoint moves between those as it is. More shards make saves
 # slower: each is a file, and Paddle starts a shell for each (about 10 ms). Fewer leave cores of a server without work.
@@ -17,7 +18,8 @@ _WeightBounds = tuple[float, float]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Settings travel between processes as JSON, which has no infinity: a number that is none would arrive as null.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class _Rule(_Frozen):
@@ -169,7 +171,22 @@ class TableConfig(_Frozen):
         return self.shards
 
 
-Tables = dict[str, TableConfig]
+# A table's name becomes a folder in every checkpoint, and Paddle's servers hand that folder to a shell unquoted.
+_TABLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+
+
+def check_table_name(name: str) -> str:
+    """The name, if a table may have it. Raises ValueError."""
+    if not _TABLE_NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot be a table's name: tables are folders in every checkpoint and export. Take at most 63 "
+            "ASCII letters, digits, . _ - and begin with a letter, a digit or _"
+        )
+    return name
+
+
+TableName = Annotated[str, AfterValidator(check_table_name)]
+Tables = dict[TableName, TableConfig]
 
 
 def table_id(name: str) -> int:
@@ -178,8 +195,8 @@ def table_id(name: str) -> int:
 
 
 def table_ids(tables: Tables) -> dict[str, int]:
-    """table_id of every table; ValueError in the improbable case that two names share one."""
-    ids = {name: table_id(name) for name in tables}
+    """table_id of every table; ValueError for a name that no table may have, or if (improbable) two share an id."""
+    ids = {check_table_name(name): table_id(name) for name in tables}
     by_id: dict[int, str] = {}
     for name, number in ids.items():
         if number in by_id:

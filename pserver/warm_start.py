@@ -30,7 +30,8 @@ def warm_start(
 
     source: a saved table's folder, or an exported table's. Accumulators are kept when a saved table has the same rule,
     else they begin anew. Keys that `source` lacks start fresh, as everywhere. Raises CheckpointError when the widths
-    differ, or one of the two has no first-order weights.
+    differ, one of the two has no first-order weights, or a saved table has changed since it was saved; exported tables
+    hold no hashes of their own, so whoever knows those looks first.
     """
     is_saved = (source / checkpoint.DESCRIPTION).exists()
     was = checkpoint.open_table(source).config if is_saved else export.about_export(source).config
@@ -40,6 +41,8 @@ def warm_start(
                 f"table {name!r} has {field} {getattr(config, field)}, but {source} has {getattr(was, field)}: "
                 "a warm start needs the same"
             )
+    if is_saved:
+        checkpoint.verify(checkpoint.open_table(source))
     initializer = Initializer(name, config, seed)
     with checkpoint.new_directory(directory), tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
         path = Path(temporary) / "part"

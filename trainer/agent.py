@@ -385,7 +385,7 @@ class Agent:
         try:
             await asyncio.to_thread(host.begin)
         except (OSError, ValueError, RuntimeError) as error:
-            kind = "job" if isinstance(error, ValueError) else "runtime"
+            kind = "checkpoint" if isinstance(error, ValueError) else "runtime"
             self._say(child, {"event": "error", "kind": kind, "message": f"restoring: {error}"})
             return False
         self._say(child, {"event": "phase", "phase": ""})

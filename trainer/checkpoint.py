@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
+
+from pserver.config import check_table_name
+from pserver.errors import is_for_good
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,10 +39,21 @@ MANIFEST, DENSE, CURSOR = "MANIFEST.json", "dense.safetensors", "cursor.json"
 _LATEST, _BEST = "LATEST", "BEST"
 _DIGEST = "manifest_xxh3_128"
 _CHUNK_BYTES = 1 << 22
+_STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 
 
 class CheckpointError(ValueError):
     """A checkpoint is missing, incomplete, damaged, or of another job. Nothing was loaded from it."""
+
+
+class UnavailableError(OSError):
+    """A checkpoint cannot be read just now, for a reason that may pass: it is not said to be damaged."""
+
+
+def step_of(name: str) -> int | None:
+    """The step of a committed checkpoint by the name of its folder; None for any other name."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
@@ -123,6 +138,8 @@ def commit(draft: Path, step: int, keep: int) -> Path:
     Raises:
         CheckpointError: the draft is not complete. Nothing has changed then.
         OSError: from the disk. If the new folder is there afterwards, it is whole.
+
+    The new checkpoint stays, whatever there is of later steps.
     """
     check_complete(draft)
     directory, final = draft.parent, draft.parent / f"step-{step}"
@@ -135,7 +152,7 @@ def commit(draft: Path, step: int, keep: int) -> Path:
     _write(directory / _LATEST, final.name + "\n")
     if replaced.exists():
         shutil.rmtree(replaced)
-    prune(directory, keep)
+    prune(directory, keep, spare=final)
     return final
 
 
@@ -153,10 +170,10 @@ def best(directory: Path) -> Path | None:
     return path if path in committed(directory) else None
 
 
-def prune(directory: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` committed folders and the best one; returns the removed ones."""
+def prune(directory: Path, keep: int, *, spare: Path | None = None) -> list[Path]:
+    """Remove all but the newest `keep` committed folders, the best one and `spare`; returns the removed ones."""
     keep_best = best(directory)
-    removed = [path for path in committed(directory)[: -max(1, keep)] if path != keep_best]
+    removed = [path for path in committed(directory)[: -max(1, keep)] if path not in {keep_best, spare}]
     for path in removed:
         hidden = path.with_name(f".removed-{path.name}")  # so that no half-removed folder has a checkpoint's name
         path.rename(hidden)
@@ -166,8 +183,9 @@ def prune(directory: Path, keep: int) -> list[Path]:
 
 def committed(directory: Path) -> list[Path]:
     """Committed folders, oldest step first."""
-    found = [p for p in directory.glob("step-*") if p.name[5:].isdecimal() and (p / MANIFEST).is_file()]
-    return sorted(found, key=lambda p: int(p.name[5:]))
+    steps = {p: step_of(p.name) for p in directory.glob("step-*") if (p / MANIFEST).is_file()}
+    found = {p: step for p, step in steps.items() if step is not None}
+    return sorted(found, key=found.__getitem__)
 
 
 def latest(directory: Path) -> Path | None:
@@ -205,33 +223,99 @@ def read_manifest(path: Path) -> Mapping[str, Any]:
 
     Raises:
         CheckpointError: there is none, it was changed, or another version wrote it.
+        UnavailableError: it cannot be read just now.
     """
-    try:
-        text = (path / MANIFEST).read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} is no complete checkpoint: its {MANIFEST} cannot be read ({error})") from error
-    return parse_manifest(text, str(path))
+    return parse_manifest(_read(path, MANIFEST), str(path))
 
 
 def parse_manifest(text: bytes, where: str) -> Mapping[str, Any]:
-    """A manifest from its file's text, without the hash of itself. Raises CheckpointError, which names `where`."""
+    """A manifest from its file's text, without the hash of itself. Raises CheckpointError, which names `where`.
+
+    Whoever wrote it: names in it become parts of paths, so they cannot lead out of the checkpoint.
+    """
     try:
         manifest: dict[str, Any] = json.loads(text)
         version = manifest["format"]
         body = {key: value for key, value in manifest.items() if key != _DIGEST}
-    except (ValueError, KeyError, TypeError) as error:
+        is_whole = version != FORMAT or manifest_text(body).encode() == text
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{where} is no complete checkpoint: its {MANIFEST} cannot be read ({error})") from error
     if version != FORMAT:
-        raise CheckpointError(f"{where} has checkpoint format {version}, this version reads {FORMAT}")
-    if manifest_text(body).encode() != text:
+        raise CheckpointError(f"{where} has checkpoint format {version!r}, this version reads {FORMAT}")
+    if not is_whole:
         raise CheckpointError(f"{where}/{MANIFEST} is damaged: it differs from its own hash")
+    if problem := _problem_of(body):
+        raise CheckpointError(f"{where}/{MANIFEST} is not one that paddlewheel writes: {problem}")
     return body
 
 
+def _problem_of(body: Mapping[str, Any]) -> str | None:
+    """What is wrong with a manifest that agrees with its own hash; None: nothing."""
+    if not _is_count(body.get("step")):
+        return f"its step is {body.get('step')!r}"
+    files, tables = body.get("files"), body.get("tables", {})
+    if not isinstance(files, dict):
+        return "it lists no files"
+    for name, facts in files.items():
+        if not is_inside(name):
+            return f"{name!r} is no name of a file in a checkpoint"
+        if not (isinstance(facts, dict) and _is_count(facts.get("bytes")) and isinstance(facts.get("xxh3_128"), str)):
+            return f"it does not say size and hash of {name}"
+    if not isinstance(tables, dict):
+        return "it does not say which tables there are"
+    for name, table in tables.items():
+        try:
+            check_table_name(name)
+        except ValueError as error:
+            return str(error)
+        if not (isinstance(table, dict) and _is_count(table.get("keys"))):
+            return f"it does not say how many keys table {name} has"
+        if f"sparse/{name}/table.json" not in files:
+            return f"it lists no files of table {name}"
+    if not isinstance(body.get("data", ""), str):
+        return "it does not say where its files are"
+    return None
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name, with `/` between its parts, is one of something below the folder that it is joined to."""
+    return "\0" not in name and all(part not in {"", ".", ".."} for part in name.split("/"))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def read_cursor(path: Path) -> dict[str, Any]:
-    """What rows the checkpoint's model has seen."""
-    cursor: dict[str, Any] = json.loads((path / CURSOR).read_text(encoding="utf-8"))
+    """What rows the checkpoint's model has seen. Raises CheckpointError, or UnavailableError."""
+    return parse_cursor(_read(path, CURSOR), str(path))
+
+
+def parse_cursor(text: bytes, where: str) -> dict[str, Any]:
+    """A cursor from its file's text; what its values mean is for `coordinator.lineage`. Raises CheckpointError."""
+    try:
+        cursor = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where}/{CURSOR} cannot be read: {error}") from error
+    if not isinstance(cursor, dict) or not isinstance(cursor.get("position", {}), dict):
+        raise CheckpointError(f"{where}/{CURSOR} is not one that paddlewheel writes")
     return cursor
+
+
+def _read(path: Path, name: str) -> bytes:
+    """A small file of a checkpoint."""
+    from pserver.checkpoint import read_regular  # with NumPy, which agents do without
+
+    try:
+        return read_regular(path / name)
+    except OSError as error:
+        raise _unreadable(path, name, error) from error
+
+
+def _unreadable(path: Path, name: str, error: OSError) -> CheckpointError | UnavailableError:
+    if is_for_good(error):
+        return CheckpointError(f"{path} is no complete checkpoint: its {name} cannot be read ({error})")
+    return UnavailableError(f"{path / name} cannot be read just now: {error}")
 
 
 def read(path: Path, *, verify: bool = True) -> Checkpoint:
@@ -239,6 +323,7 @@ def read(path: Path, *, verify: bool = True) -> Checkpoint:
 
     Raises:
         CheckpointError: a file is missing, extra, or differs from the manifest in size or hash.
+        UnavailableError: a file cannot be read just now.
     """
     manifest = check_complete(path)
     if verify:
@@ -255,7 +340,11 @@ def check_files(path: Path, files: Mapping[str, Mapping[str, Any]], *, besides: 
 def verify_files(path: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     """Read every byte of files as `to_disk` described them; CheckpointError names the first that differs."""
     for name, expected in files.items():
-        if _hash(path / name) != expected["xxh3_128"]:
+        try:
+            found = _hash(path / name)
+        except OSError as error:
+            raise _unreadable(path, name, error) from error
+        if found != expected["xxh3_128"]:
             raise CheckpointError(f"{path / name} is damaged: its hash differs from the manifest's")
 
 

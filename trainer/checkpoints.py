@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer import checkpoint
-from trainer.location import Checkpoints, DirectoryBusyError, aside_name
+from trainer.location import Checkpoints, DirectoryBusyError, aside_name, is_remote
 from trainer.object_store import ObjectStore
 
 _LEFTOVER = re.compile(r"\.(warm-start-.*|step-\d+-.*|step-\d+\.draft|removed-.*|LATEST\.new)")
 _REPLACED = re.compile(r"\.replaced-(\d+)")
-
-
-def is_remote(location: str) -> bool:
-    """Whether a location or address is in an object store."""
-    return "://" in location
+_OWNER = "OWNER"
+"""Names the coordinator that may commit, and is locked by it."""
 
 
 def open_checkpoints(location: str) -> Checkpoints:
@@ -46,6 +45,8 @@ class Folder(Checkpoints):
     def __init__(self, path: Path) -> None:
         self._path = path
         self.location = str(path)
+        self.owner = uuid.uuid4().hex[:12]
+        self._owner_fd: int | None = None
 
     def committed(self) -> list[str]:
         return [str(path) for path in checkpoint.committed(self._path)]
@@ -77,20 +78,56 @@ class Folder(Checkpoints):
 
     @contextlib.contextmanager
     def sole_use(self) -> Iterator[None]:
+        with self._locked() as owner_fd:
+            os.ftruncate(owner_fd, 0)
+            os.pwrite(owner_fd, self.owner.encode(), 0)
+            os.fsync(owner_fd)
+            self._owner_fd = owner_fd
+            try:
+                yield
+            finally:
+                self._owner_fd = None
+
+    @contextlib.contextmanager
+    def beside_owner(self) -> Iterator[None]:
+        with self._locked():
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Holds the folder against all others that ask for it, on this host and on others; the file of its owner.
+
+        Two locks, because NFS passes on those of files opened for writing alone, and those hold between processes only.
+        """
         import fcntl
 
         self._path.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with contextlib.ExitStack() as stack:
+            folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, folder)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file = os.open(self._path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                stack.callback(os.close, file)
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:
+                if isinstance(error, PermissionError) and error.errno != errno.EACCES:
+                    raise
                 raise DirectoryBusyError(
                     f"another coordinator uses {self.location}, or is about to leave it"
                 ) from error
-            yield
-        finally:
-            os.close(fd)
+            yield file
+
+    def _check_owner(self) -> None:
+        """Where a mount keeps locks to itself, two coordinators may both hold them: then the later one is right."""
+        if self._owner_fd is None:
+            return
+        # through the descriptor that holds the lock: to open and close the file anew would end it
+        found = os.pread(self._owner_fd, 1024, 0)
+        if found != self.owner.encode():
+            raise checkpoint.CheckpointError(
+                f"another coordinator has taken over {self.location}: this one commits no more"
+            )
 
     def clear(self) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
@@ -107,14 +144,16 @@ class Folder(Checkpoints):
                     path.unlink(missing_ok=True)
 
     def commit(self, draft: str, step: int, keep: int) -> str:
+        self._check_owner()
         return str(checkpoint.commit(self._path / draft, step, keep))
 
     def discard(self, pattern: str) -> None:
         for path in list(self._path.glob(pattern)):
             shutil.rmtree(path, ignore_errors=True)
 
-    def prune(self, keep: int) -> list[str]:
-        return [str(path) for path in checkpoint.prune(self._path, keep)]
+    def prune(self, keep: int, *, spare: str | None = None) -> list[str]:
+        spared = Path(spare) if spare is not None else None
+        return [str(path) for path in checkpoint.prune(self._path, keep, spare=spared)]
 
     def mark_best(self, address: str) -> None:
         checkpoint.mark_best(Path(address))

@@ -10,9 +10,11 @@ import traceback
 from contextlib import ExitStack
 
 from data_pipeline.errors import DataError, UnavailableError
+from pserver.errors import CheckpointError as SavedTableError
 from pserver.errors import RequirementError, ServerError
 from pserver.requirements import check
 from trainer.asking import RefusedError
+from trainer.checkpoint import CheckpointError
 from trainer.config import ConfigError
 from trainer.dense_sync import PeerLostError
 from trainer.incarnation import Incarnation
@@ -27,13 +29,23 @@ class _FixJobError(ValueError):
     """Building the trainer refused something that the job or its files say."""
 
 
+class _RestoreError(Exception):
+    """The checkpoint to begin with is damaged, gone, or of another job; which of them, the coordinator finds out."""
+
+
 def run(spec_line: str, link: AgentLink, signals: Signals) -> int:
     """One incarnation from its spec; the process's exit code. Errors become an `error` event."""
     try:
         check()
         with ExitStack() as resources:
             try:
-                incarnation = Incarnation(Spec.from_json(json.loads(spec_line)), link, signals, resources)
+                spec = Spec.from_json(json.loads(spec_line))
+            except ValueError as error:
+                raise _FixJobError(str(error)) from error
+            try:
+                incarnation = Incarnation(spec, link, signals, resources)
+            except (CheckpointError, SavedTableError) as error:
+                raise (_FixJobError if spec.restore is None else _RestoreError)(str(error)) from error
             except ValueError as error:
                 raise _FixJobError(str(error)) from error
             gc.freeze()  # what building made stays to the end: the collector need not go through it at every step
@@ -48,6 +60,8 @@ def run(spec_line: str, link: AgentLink, signals: Signals) -> int:
         return _failed(link, "job", str(error), EXIT_FIX_JOB)
     except UnavailableError as error:
         return _failed(link, "runtime", str(error), EXIT_RETRY)
+    except _RestoreError as error:
+        return _failed(link, "checkpoint", str(error), EXIT_RETRY)
     except (PeerLostError, ServerError) as error:
         return _failed(link, "peer", str(error), EXIT_RETRY)
     except Exception as error:  # noqa: BLE001  whatever it is, the agent must hear of it

@@ -11,6 +11,7 @@ of a run therefore see the same files whatever their own directory is. Addresses
 
 import copy
 import difflib
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,8 +24,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from data_pipeline.config import DataConfig
-from pserver.config import TableConfig
+from pserver.config import TableConfig, TableName
 from trainer.coordinator.config import ControlConfig
+from trainer.location import KEY_FOUND, KEY_REMEDY, holds_secret, is_remote
 from trainer.models.config import AnyModelConfig, DeepFMConfig
 from trainer.settings import TrainConfig, WarmStartConfig
 from trainer.telemetry.config import MetricsConfig
@@ -125,8 +127,9 @@ class JobConfig(_Section):
     data: DataConfig
     """What is read, and how columns become features."""
 
-    tables: dict[str, TableConfig] = Field(default_factory=lambda: {"default": TableConfig()}, min_length=1)
-    """Embedding tables by name. Features without a `table` use `default`."""
+    tables: dict[TableName, TableConfig] = Field(default_factory=lambda: {"default": TableConfig()}, min_length=1)
+    """Embedding tables by name: at most 63 ASCII letters, digits, `.`, `_`, `-`, because tables are folders in every
+    checkpoint. Features without a `table` use `default`."""
 
     model: AnyModelConfig = Field(default_factory=DeepFMConfig)
     """The dense part on top of the embeddings."""
@@ -181,10 +184,15 @@ class JobConfig(_Section):
         Raises:
             ConfigError: as in `load`.
         """
+        problems = list(_not_finite(raw))
+        known = {problem.path for problem in problems}
         try:
-            return cls.model_validate(raw)
+            job = cls.model_validate(raw)
+            if not problems:
+                return job
         except ValidationError as error:
-            raise ConfigError(source, list(_explain(cls, raw, error))) from None
+            problems += [problem for problem in _explain(cls, raw, error) if problem.path not in known]
+        raise ConfigError(source, problems)
 
     @property
     def checkpoint_location(self) -> str:
@@ -255,6 +263,7 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
         except ValueError as error:
             yield Problem(f"tables.{name}.shards", f"{error} (cluster.servers = {job.cluster.servers})")
     yield from _check_store(job.checkpoint)
+    yield from _check_secrets(job)
     ports = job.cluster.server_ports
     if ports is not None:
         if len(ports) != job.cluster.servers:
@@ -292,18 +301,79 @@ def _check_store(config: CheckpointConfig) -> Iterator[Problem]:
         )
     elif not host and scheme != "hdfs":
         yield Problem("checkpoint.directory", f"names no bucket: write {scheme}://bucket/prefix")
-    if "@" in host and (":" in host.partition("@")[0] or scheme != "hdfs"):
-        yield Problem(
-            "checkpoint.directory",
-            "holds a key or password before @: a job file is no place for secrets. Set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a role, in the environment of every process.",
-        )
     if "?" in rest or "#" in rest:
         yield Problem(
             "checkpoint.directory",
             "holds options after ? or #: set AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and the like in the environment of "
             "every process instead.",
         )
+
+
+def _check_secrets(job: JobConfig) -> Iterator[Problem]:
+    """The job is written into every checkpoint, export and specification: no address in it may hold a secret."""
+    plain = job.model_dump(mode="json")
+    for path, text in _texts(plain, ""):
+        if holds_secret(text):
+            yield Problem(path, f"{KEY_FOUND}: a job file is no place for secrets. {KEY_REMEDY}")
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _texts(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            yield from _texts(inner, f"{path}.{index}")
+
+
+def check_server_folders(job: JobConfig, restore: str | None = None) -> None:
+    """Refuses folders that servers could not save to or load from, before anything is trained for them.
+
+    Args:
+        job: what is to run.
+        restore: checkpoint to begin with.
+
+    Raises:
+        ConfigError: Paddle's servers hand a folder to a shell unquoted, so most characters are not possible; or the
+            address to begin with holds a secret.
+    """
+    from pserver.checkpoint import check_path  # with NumPy
+    from pserver.errors import CheckpointError
+
+    location = job.checkpoint_location
+    folders = {}
+    if is_remote(location):
+        folders["checkpoint.staging" if job.checkpoint.staging else "run_dir"] = job.checkpoint.staging or job.run_dir
+    else:
+        folders["checkpoint.directory" if job.checkpoint.directory else "run_dir"] = location
+    if restore is not None and is_remote(restore):
+        if holds_secret(restore):
+            raise ConfigError(job.name, [Problem("restore", f"the address {KEY_FOUND}. {KEY_REMEDY}")])
+        folders.setdefault("run_dir", job.run_dir)
+    elif restore is not None:
+        folders["restore"] = restore
+    problems = []
+    for key, folder in folders.items():
+        try:
+            check_path(Path(folder).absolute())
+        except CheckpointError as error:
+            problems.append(Problem(key, f"{error}. Name another folder (--set {key}=...)"))
+    if problems:
+        raise ConfigError(job.name, problems)
+
+
+def _not_finite(value: Any, path: str = "") -> Iterator[Problem]:
+    """Numbers that are none. The processes of a run tell each other the job as JSON, where they would become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield Problem(path, f"is {value}; a number in a job must be finite: give the largest one that makes sense")
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _not_finite(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            yield from _not_finite(inner, f"{path}.{index}")
 
 
 def _check_days(job: JobConfig) -> Iterator[Problem]:

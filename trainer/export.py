@@ -294,6 +294,8 @@ class ExportedModel:
         self.job = settings_of(directory, overrides)
         used = {name: self.job.tables[name] for name in self.job.data.tables}
         folders = {name: directory / table.folder for name, table in self.spec.tables.items()}
+        if not lookup.exists():  # it is read through in any case, and the lookup then is of what was verified
+            checkpoint.verify_files(directory, {n: f for n, f in self.spec.files.items() if n.startswith("tables/")})
         self.tables = Lookup.open(lookup) if lookup.exists() else Lookup.build(folders, lookup)
         self.tables.check_made_from(folders)
         self.program = ExportedProgram(directory / self.spec.program.paddle, layouts(self.job.data, used))
@@ -319,6 +321,9 @@ def read_spec(directory: Path) -> ExportSpec:
         if raw["format"] != FORMAT:
             raise checkpoint.CheckpointError(f"{path} has format {raw['format']}, this version reads {FORMAT}")
         spec = ExportSpec.model_validate(raw)
+        for name in (*spec.files, *(table.folder for table in spec.tables.values()), spec.program.paddle):
+            if not checkpoint.is_inside(name):
+                raise checkpoint.CheckpointError(f"{path}: {name!r} is no name of a file in an export")
     except FileNotFoundError as error:
         raise checkpoint.CheckpointError(f"{directory} is no export: it has no {SPEC}") from error
     except (OSError, KeyError, TypeError, ValidationError, json.JSONDecodeError) as error:

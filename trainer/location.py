@@ -6,12 +6,40 @@ A location is a folder's path, or `s3://bucket/prefix` (also `gs://`, `hdfs://`)
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+
+KEY_FOUND = "holds a key or password"
+KEY_REMEDY = (
+    "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a role, in the environment of every process."
+)
+_SECRET_OPTION = re.compile(r"[?&](access_key|secret_key|session_token|password|token)=", re.IGNORECASE)
+
+
+def is_remote(location: str) -> bool:
+    """Whether a location or address is in an object store."""
+    return "://" in location
+
+
+def holds_secret(address: str) -> bool:
+    """Whether an address names a key or password: `s3://KEY:SECRET@bucket/...`, or as an option after `?`.
+
+    A user's name alone is none in `hdfs://user@host/`.
+    """
+    scheme, is_address, rest = address.partition("://")
+    if not is_address:
+        return False
+    host, _, path = rest.partition("/")
+    if "@" in host:
+        return ":" in host.rpartition("@")[0] or scheme != "hdfs"
+    port = host.partition(":")[2]
+    cut_off = bool(port) and not port.isdecimal() and "@" in path  # a secret key may have a slash in it
+    return cut_off or bool(_SECRET_OPTION.search(rest))
 
 
 class DirectoryBusyError(RuntimeError):
@@ -76,15 +104,19 @@ class Checkpoints(ABC):
         """Two coordinators must not commit to one location: raises DirectoryBusyError, or makes the other one fail."""
 
     @abstractmethod
+    def beside_owner(self) -> AbstractContextManager[None]:
+        """For who only removes old checkpoints: takes the right to commit from nobody. Raises DirectoryBusyError."""
+
+    @abstractmethod
     def clear(self) -> None:
         """Make the location if it is not there; remove what a coordinator or trainer that was killed left half-done."""
 
     @abstractmethod
     def commit(self, draft: str, step: int, keep: int) -> str:
-        """Give a finished draft (its name) its place, remove all but the newest `keep`; returns the new address.
+        """Give a finished draft (its name) its place, remove all but the newest `keep` and it; returns its address.
 
         Raises:
-            CheckpointError: the draft is not complete. Nothing has changed then.
+            CheckpointError: the draft is not complete, or another coordinator has taken over. Nothing has changed then.
             OSError: from the disk or the network. If the checkpoint is there afterwards, it is whole.
         """
 
@@ -93,8 +125,8 @@ class Checkpoints(ABC):
         """Remove drafts whose names match."""
 
     @abstractmethod
-    def prune(self, keep: int) -> list[str]:
-        """Remove all but the newest `keep` and the best; returns what was removed."""
+    def prune(self, keep: int, *, spare: str | None = None) -> list[str]:
+        """Remove all but the newest `keep`, the best and `spare`; returns what was removed."""
 
     @abstractmethod
     def mark_best(self, address: str) -> None:
@@ -112,13 +144,19 @@ class Checkpoints(ABC):
 
     @abstractmethod
     def keep_journal(self, path: Path) -> None:
-        """Copy the journal to the location, unless the location is as safe as the journal's own place."""
+        """Copy the journal to the location, unless the location is as safe as the journal's own place.
+
+        Raises OSError: also when another coordinator has taken the location over, whose journal lies there.
+        """
 
     @abstractmethod
     def fetch_journal(self, path: Path) -> None:
-        """Bring the journal back, unless there is one at the path."""
+        """Bring the journal back, unless the one at the path begins with all of it: then that is the newer one."""
+
+
+ASIDE = "set-aside-"
 
 
 def aside_name() -> str:
-    """Where `--fresh` puts what it finds."""
-    return time.strftime("set-aside-%Y%m%d-%H%M%S", time.gmtime())
+    """Where checkpoints are put that a run does not go on from."""
+    return time.strftime(f"{ASIDE}%Y%m%d-%H%M%S", time.gmtime())

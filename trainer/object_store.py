@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import posixpath
+import re
 import tempfile
 import threading
 import time
@@ -32,9 +33,10 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from pserver.errors import is_for_good
 from trainer import checkpoint
 from trainer.checkpoint import CURSOR, DENSE, MANIFEST, CheckpointError
-from trainer.location import Checkpoints, aside_name
+from trainer.location import ASIDE, Checkpoints, aside_name
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -125,7 +127,11 @@ class ObjectStore(Checkpoints):
                 filesystem, root = FileSystem.from_uri(self.location)
                 if filesystem.type_name == "s3":
                     filesystem = _patient_s3(filesystem.region)
-            except (OSError, pa.ArrowException, ValueError) as error:
+            except OSError as error:
+                if _is_refusal(error):
+                    raise CheckpointError(f"{self.location} cannot be used for checkpoints: {error}") from error
+                raise StoreError(f"{self.location}: {error}") from error
+            except (pa.ArrowException, ValueError) as error:
                 raise CheckpointError(f"{self.location} cannot be used for checkpoints: {error}") from error
             self._connected = filesystem, root
         return self._connected
@@ -133,8 +139,8 @@ class ObjectStore(Checkpoints):
     # -- reading
 
     def committed(self) -> list[str]:
-        names = [info.base_name for info in self._list(self.location)]
-        steps = sorted(int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdecimal())
+        found = [checkpoint.step_of(info.base_name) for info in self._list(self.location)]
+        steps = sorted(step for step in found if step is not None)
         addresses = [f"{self.location}/step-{step}" for step in steps]
         there = self._infos([f"{address}/{MANIFEST}" for address in addresses])
         return [address for address, info in zip(addresses, there, strict=True) if info.is_file]
@@ -144,8 +150,7 @@ class ObjectStore(Checkpoints):
 
     def cursor(self, address: str) -> dict[str, Any]:
         manifest = self.manifest(address)
-        cursor: dict[str, Any] = json.loads(self._fetch_bytes(address, manifest, CURSOR))
-        return cursor
+        return checkpoint.parse_cursor(self._fetch_bytes(address, manifest, CURSOR), address)
 
     def saved_at(self, address: str) -> float:
         info = self._infos([f"{address}/{MANIFEST}"])[0]
@@ -176,10 +181,10 @@ class ObjectStore(Checkpoints):
         """Everything but the sparse parts, which are fetched by the hosts of the servers."""
         manifest = self.check_complete(address)
         tables = {
-            name: self._fetch_bytes(address, manifest, f"sparse/{name}/table.json").decode()
+            name: self._fetch_bytes(address, manifest, f"sparse/{name}/table.json").decode(errors="replace")
             for name in manifest.get("tables", {})
         }
-        cursor = json.loads(self._fetch_bytes(address, manifest, CURSOR))
+        cursor = checkpoint.parse_cursor(self._fetch_bytes(address, manifest, CURSOR), address)
         return RemoteCheckpoint(address, manifest, cursor, self._fetch_bytes(address, manifest, DENSE), tables)
 
     def best(self) -> str | None:
@@ -206,6 +211,8 @@ class ObjectStore(Checkpoints):
         data = self._data(address, manifest)
 
         def bring(name: str) -> None:
+            if name not in manifest["files"]:
+                raise CheckpointError(f"{address} is damaged: its manifest lacks {name}")
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             self._copy(f"{data}/{name}", path, manifest["files"][name])
@@ -249,6 +256,10 @@ class ObjectStore(Checkpoints):
         self._write(f"{self._path(self.location)}/{_OWNER}", json.dumps(owner).encode())
         yield
 
+    @contextlib.contextmanager
+    def beside_owner(self) -> Iterator[None]:
+        yield  # whoever commits here goes on doing so
+
     def clear(self) -> None:
         """Nothing to make: a prefix is there when something is in it."""
         kept = self._data_in_use()
@@ -265,13 +276,21 @@ class ObjectStore(Checkpoints):
         before = None
         with contextlib.suppress(CheckpointError, FileNotFoundError):
             before = self._data(final, self.manifest(final))
-        self._write(f"{self._path(final)}/{MANIFEST}", self._read_named(address, MANIFEST))
+        manifest = self._read_named(address, MANIFEST)
+        self._write(f"{self._path(final)}/{MANIFEST}", manifest)
+        try:
+            self._check_owner()  # taken over between the look and the write: then nobody may go on from this one
+        except CheckpointError:
+            if self._read_named(final, MANIFEST) == manifest:
+                with _errors(final):
+                    self._filesystem.delete_file(f"{self._path(final)}/{MANIFEST}")
+            raise
         self._write(f"{self._path(self.location)}/{_LATEST}", f"step-{step}\n".encode())
         if before is not None and before != self._path(
             address
         ):  # the same step again after a restart from an older one
             self._delete_folder(before)
-        self.prune(keep)
+        self.prune(keep, spare=final)
         return final
 
     def discard(self, pattern: str) -> None:
@@ -280,9 +299,9 @@ class ObjectStore(Checkpoints):
             if fnmatchcase(info.base_name, pattern) and info.path not in kept:
                 self._delete_folder(info.path)
 
-    def prune(self, keep: int) -> list[str]:
+    def prune(self, keep: int, *, spare: str | None = None) -> list[str]:
         best = self.best()
-        removed = [address for address in self.committed()[: -max(1, keep)] if address != best]
+        removed = [address for address in self.committed()[: -max(1, keep)] if address not in {best, spare}]
         for address in removed:
             data = None
             with contextlib.suppress(CheckpointError):
@@ -306,20 +325,32 @@ class ObjectStore(Checkpoints):
         return address.rpartition("/")[2] + ".damaged"
 
     def keep_journal(self, path: Path) -> None:
+        try:
+            self._check_owner()
+        except CheckpointError as error:
+            raise StoreError(f"the journal is not kept: {error}") from error
         self._write(f"{self._path(self.location)}/{_JOURNAL}", path.read_bytes())
 
     def fetch_journal(self, path: Path) -> None:
-        if not path.exists() or path.stat().st_size == 0:
-            with contextlib.suppress(FileNotFoundError):
-                content = self._read_named(self.location, _JOURNAL)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
+        try:
+            kept = self._read_named(self.location, _JOURNAL)
+        except FileNotFoundError:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            here = path.read_bytes()
+            if here.startswith(kept):
+                return
+            if here:  # another coordinator has gone on since, on another machine
+                path.rename(path.with_name(f"{path.name}.replaced"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(kept)
 
     def check_access(self) -> None:
         """Writes, reads and removes an object.
 
         Raises:
             CheckpointError: that is not allowed or not possible; says what to look at.
+            StoreError: the store is not reached, or cannot do it now.
         """
         path = f"{self._path(self.location)}/access-{uuid.uuid4().hex[:12]}"
         try:
@@ -328,9 +359,10 @@ class ObjectStore(Checkpoints):
             with _errors(path):
                 self._filesystem.delete_file(path)
         except OSError as error:
-            raise CheckpointError(
-                f"checkpoint.directory {self.location} cannot be written to: {error}. Does the bucket exist? {_REMEDY}"
-            ) from error
+            message = f"checkpoint.directory {self.location} cannot be written to: {error}."
+            if _is_refusal(error):
+                raise CheckpointError(f"{message} Does the bucket exist? {_REMEDY}") from error
+            raise StoreError(f"{message} Try again, or look at the endpoint: {_REMEDY}") from error
 
     # -- inside
 
@@ -348,7 +380,7 @@ class ObjectStore(Checkpoints):
         for info in self._list(self.location):
             if info.base_name.startswith("step-"):
                 found.append(info.path)
-            elif info.base_name.startswith("set-aside-"):
+            elif info.base_name.startswith(ASIDE):
                 found += [f"{info.path}/{inner.base_name}" for inner in self._list(self._address(info.path))]
         addresses = [self._address(path) for path in found]
         there = self._infos([f"{address}/{MANIFEST}" for address in addresses])
@@ -366,12 +398,25 @@ class ObjectStore(Checkpoints):
         """Path of the folder that holds the files of a manifest.
 
         The manifest names it relative to the folder of steps that it lies in. One without it came from a folder, by a
-        copy of that whole folder: its files lie beside it.
+        copy of that whole folder: its files lie beside it. What it names is fetched, and removed with the checkpoint:
+        so it must be a draft of this location, or for a checkpoint that was put aside, of the one above; or, if it came
+        from a folder, the place that it had there.
         """
         if "data" not in manifest:
             return self._path(address)
         base = self.location if "/data/" in address[len(self.location) :] else address.rpartition("/")[0]
-        return posixpath.normpath(posixpath.join(self._path(base), str(manifest["data"])))
+        root = self._path(base)
+        if root.rpartition("/")[2].startswith(ASIDE):
+            root = root.rpartition("/")[0]
+        found = posixpath.normpath(posixpath.join(self._path(base), manifest["data"]))
+        below = found.removeprefix(f"{root}/")
+        is_draft = below != found and below.startswith("data/") and below.count("/") == len(("owner", "draft"))
+        if not is_draft and (below == found or checkpoint.step_of(below) != manifest["step"]):
+            raise CheckpointError(
+                f"{address} is not one that paddlewheel writes: its files would lie in {manifest['data']!r}, not in a "
+                "draft of its location"
+            )
+        return found
 
     def _move_manifest(self, address: str, to: str, up: str) -> None:
         text = self._read_named(address, MANIFEST)
@@ -517,6 +562,20 @@ def _chunks(source: Path | bytes) -> Iterator[bytes]:
     with source.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             yield chunk
+
+
+# What a store says, in pyarrow's words, when it was reached and has refused for good.
+_REFUSALS = re.compile(
+    r"AWS Error (ACCESS_DENIED|NO_SUCH_BUCKET|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|SIGNATURE_DOES_NOT_MATCH|"
+    r"UNRECOGNIZED_CLIENT|INVALID_SIGNATURE|MISSING_AUTHENTICATION_TOKEN|OPT_IN_REQUIRED|ACCOUNT_PROBLEM)"
+    r"|HTTP status (400|401|403|404)|[Bb]ucket '[^']*' not found"
+)
+
+
+def _is_refusal(error: OSError) -> bool:
+    """Whether asking again cannot help. A network that is down and a store that is busy are none."""
+    caused = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    return is_for_good(caused) or bool(_REFUSALS.search(str(error)))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -169,15 +169,15 @@ def checked_rename(temporary: Path, target: Path) -> None:
     temporary.rename(target)
 
 
-def check_servers(client: Client, tables: Path) -> None:
+def check_servers(client: Client, tables: Path, names: Iterable[str]) -> None:
     """Compare running servers with a checkpoint of their job: most keys of it must be known to them.
 
-    Servers of another job, too few of them, or in another order would answer as if all keys were new.
+    Servers of another job would answer as if all keys were new. Nothing may be loaded there meanwhile, and no day end.
 
     Raises:
         PredictError: they are not.
     """
-    for name, known in client.num_keys().items():
+    for name in names:
         saved = saved_tables.open_table(tables / name)
         some = _some_keys(saved)
         if not len(some):
@@ -185,9 +185,8 @@ def check_servers(client: Client, tables: Path) -> None:
         found = int((client.pull_with_counts(name, some).shows_U > 0).sum())
         if found < _MUST_BE_KNOWN * len(some):
             raise PredictError(
-                f"--servers: of {len(some)} keys of table {name!r} in {tables.parent} these servers know {found} (they "
-                f"hold {sum(known)} keys). Give all servers of the job in the order of their ranks, and a checkpoint "
-                "of this run"
+                f"--coordinator: of {len(some)} keys of table {name!r} in {tables.parent} the servers of that job know "
+                f"{found}. Give the coordinator of the run that this checkpoint is of, and a checkpoint of that run"
             )
 
 

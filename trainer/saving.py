@@ -10,12 +10,14 @@ from typing import Any
 
 from data_pipeline.signature import InputSignature
 from pserver.client import Client
+from pserver.errors import PathError
 from trainer import checkpoint, warm_start
 from trainer.asking import Coordinator
-from trainer.checkpoints import is_remote, open_checkpoints
+from trainer.checkpoints import open_checkpoints
 from trainer.dense_sync import DenseSync
 from trainer.lifecycle import Lifecycle
 from trainer.link import AgentLink
+from trainer.location import is_remote
 from trainer.loop import Progress
 from trainer.object_store import ObjectStore, RemoteCheckpoint
 from trainer.program import DenseProgram
@@ -93,6 +95,7 @@ class Saver:
         elif self._spec.rank == 0:
             record = start.record({})
         if start.dense:
+            start.source.verify(dense=True)
             self._program.load_parameters(start.source.parameters())
         return record
 
@@ -180,7 +183,8 @@ class Saver:
                 },
             )
         except (OSError, ValueError, RuntimeError) as error:
-            fields: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"}
+            kind = "job" if isinstance(error, PathError) else "runtime"
+            fields: dict[str, Any] = {"error": f"{type(error).__name__}: {error}", "kind": kind}
         else:
             fields = {"draft": draft.address, "seconds": time.monotonic() - started}
         reply = self._coordinator.commit(step, **fields)

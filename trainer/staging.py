@@ -26,6 +26,7 @@ from pserver import apart
 from pserver.checkpoint import Part, SavedTable, parse_description
 from pserver.client import Client
 from pserver.config import Tables, table_id
+from pserver.errors import SaveError
 from trainer.checkpoint import CURSOR, DENSE, CheckpointError
 from trainer.object_store import Facts, ObjectStore, RemoteCheckpoint
 
@@ -137,7 +138,7 @@ class Host:
         self._folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self._folder).free
         if free < needed:
-            raise CheckpointError(
+            raise SaveError(
                 f"{self._folder} has {free / 1e6:.1f} MB left, {needed / 1e6:.1f} MB are needed: make room on that "
                 "host, or set checkpoint.staging to another folder"
             )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.signature import InputSignature
-from pserver.config import TableConfig
+from pserver.config import TableConfig, check_table_name
 from trainer import checkpoint
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class TrainedModel:
         is_export: whether it is an export; otherwise it is a checkpoint.
         settings: sections of the job that trained it, as plain data; at least name, seed, data, tables, model, train.
         step: how many steps it was trained.
+        files: size and hash of every file, by name.
         inputs: what it was trained on; None: an earlier version wrote it, which did not say.
     """
 
@@ -36,6 +37,7 @@ class TrainedModel:
     is_export: bool
     settings: Mapping[str, Any]
     step: int
+    files: Mapping[str, Mapping[str, Any]]
     inputs: InputSignature | None = None
 
     @property
@@ -50,7 +52,22 @@ class TrainedModel:
 
     def table_folder(self, name: str) -> Path:
         """Where a table lies: saved by servers, or exported."""
-        return self.path / ("tables" if self.is_export else "sparse") / name
+        return self.path / self._table_folder(name)
+
+    def _table_folder(self, name: str) -> str:
+        return f"{'tables' if self.is_export else 'sparse'}/{name}"
+
+    def verify(self, tables: Iterable[str] = (), *, dense: bool = False) -> None:
+        """Read every byte of these tables, and of the dense part if that is wanted.
+
+        Raises:
+            CheckpointError: a file is missing, was added, or has changed since it was written.
+            UnavailableError: a file cannot be read just now.
+        """
+        checkpoint.check_files(self.path, self.files, besides=SPEC if self.is_export else checkpoint.MANIFEST)
+        folders = tuple(f"{self._table_folder(name)}/" for name in tables)
+        wanted = {n: f for n, f in self.files.items() if n.startswith(folders) or (dense and n == DENSE)}
+        checkpoint.verify_files(self.path, wanted)
 
     def parameters(self) -> dict[str, NDArray[Any]]:
         """Dense parameters by name, without the optimizer's state."""
@@ -68,15 +85,16 @@ def open_model(path: Path, *, key: str = "") -> TrainedModel:
         key: how messages call what named the path.
 
     Raises:
-        CheckpointError: there is none, or it is incomplete. Contents are not read: whoever takes them verifies them.
+        CheckpointError: there is none, or it is incomplete. Contents are not read: whoever takes them calls `verify`.
     """
     named = f"{key}: " if key else ""
     path = path.absolute()  # servers have their own working directory
     if (path / SPEC).is_file():
         try:
             spec = json.loads((path / SPEC).read_text(encoding="utf-8"))
-            return TrainedModel(path, True, spec["settings"], spec["step"], inputs_of(spec, str(path)))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            inputs = inputs_of(spec, str(path))
+            return _checked(TrainedModel(path, True, spec["settings"], int(spec["step"]), spec["files"], inputs))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise checkpoint.CheckpointError(f"{named}{path / SPEC} cannot be read: {error}") from error
     found: Path | None = path
     if not (path / "MANIFEST.json").is_file():
@@ -87,8 +105,12 @@ def open_model(path: Path, *, key: str = "") -> TrainedModel:
             "folder with MANIFEST.json), or a folder that holds checkpoints"
         )
     manifest = checkpoint.check_complete(found)
-    settings = manifest.get("settings") or checkpoint.read_cursor(found)["job"]
-    return TrainedModel(found, False, settings, manifest["step"], inputs_of(manifest, str(found)))
+    try:
+        settings = manifest.get("settings") or checkpoint.read_cursor(found)["job"]
+        inputs = inputs_of(manifest, str(found))
+        return _checked(TrainedModel(found, False, settings, manifest["step"], manifest["files"], inputs))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise checkpoint.CheckpointError(f"{named}{found} does not say which job trained it: {error}") from error
 
 
 def inputs_of(described: Mapping[str, Any], where: str) -> InputSignature | None:
@@ -102,3 +124,13 @@ def inputs_of(described: Mapping[str, Any], where: str) -> InputSignature | None
 def trained_with(where: object) -> str:
     """How messages relate data to the model at `where`."""
     return f"with which {where} was trained"
+
+
+def _checked(model: TrainedModel) -> TrainedModel:
+    """Whoever wrote it: names in it become parts of paths. Raises ValueError, KeyError, TypeError."""
+    for name in model.files:
+        if not checkpoint.is_inside(name):
+            raise ValueError(f"{name!r} is no name of a file in it")
+    for name in model.tables():
+        check_table_name(name)
+    return model

@@ -73,10 +73,11 @@ def write_tables(start: WarmStart, directory: Path, job: JobConfig, num_servers:
     """Writes saved tables for this job's servers into `directory`; the number of keys by table.
 
     Raises:
-        pserver.errors.CheckpointError: a table of the source is damaged.
+        CheckpointError, pserver.errors.CheckpointError: a table of the source is damaged.
     """
     from pserver.warm_start import warm_start
 
+    start.source.verify(start.tables.values())
     keys = {}
     for mine, theirs in start.tables.items():
         config = job.tables[mine]

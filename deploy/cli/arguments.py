@@ -2,7 +2,6 @@
 
 import contextlib
 import json as json_module
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -78,8 +77,8 @@ def find_model(
         CheckpointError: there is no trained model.
         OtherModelError: the checkpoint is of a job with another model or other features.
     """
-    from trainer.checkpoints import is_remote
     from trainer.config import JobConfig
+    from trainer.location import is_remote
     from trainer.trained import open_model
 
     job = None if is_remote(model) or Path(model).is_dir() else JobConfig.load(model, overrides)
@@ -95,14 +94,15 @@ def find_model(
 @contextlib.contextmanager
 def _local(location: str) -> Iterator[Path]:
     """A folder on this machine that holds a checkpoint, or checkpoints."""
-    from trainer.checkpoint import CheckpointError
-    from trainer.checkpoints import is_remote, open_address, open_checkpoints
+    from trainer.checkpoint import CheckpointError, step_of
+    from trainer.checkpoints import open_address, open_checkpoints
+    from trainer.location import is_remote
 
     if not is_remote(location):
         yield Path(location)
         return
     kept, address = open_address(location)
-    if not re.fullmatch(r"step-\d+", address.rpartition("/")[2]):
+    if step_of(address.rpartition("/")[2]) is None:
         kept = open_checkpoints(address)
         committed = kept.committed()
         if not committed:

@@ -1,7 +1,6 @@
 """``paddlewheel checkpoint``: what was saved, whether it is whole, and how it differs; or a new one now."""
 
 import asyncio
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,10 +51,11 @@ def verify(location: Location, *, json: Json = False) -> int:
     kept, addresses = _committed(location)
     for address in addresses:
         row = _facts(kept, address)
-        try:
-            kept.verify(address)
-        except checkpoint.CheckpointError as error:
-            row["damage"] = str(error)
+        if "damage" not in row:
+            try:
+                kept.verify(address)
+            except checkpoint.CheckpointError as error:
+                row["damage"] = str(error)
         rows.append(row)
 
     def text() -> str:
@@ -100,13 +100,16 @@ def prune(
     keep: Annotated[int, Parameter(help="How many of the newest to keep; the best one stays in any case.")] = 1,
     json: Json = False,
 ) -> None:
-    """Remove all but the newest checkpoints of a folder or object store. Not while a job writes to it."""
+    """Remove all but the newest checkpoints of a folder or object store.
+
+    A folder must not be in use by a job. A job that writes to an object store goes on undisturbed.
+    """
     from trainer import checkpoint
 
     if keep < 1:
         raise checkpoint.CheckpointError("--keep must be at least 1: remove the folder itself to remove everything")
     kept, _ = _committed(location)
-    with kept.sole_use():
+    with kept.beside_owner():
         removed = kept.prune(keep)
     answer(removed, json=json, text=lambda: "\n".join(f"removed {path}" for path in removed) or "nothing to remove")
 
@@ -151,7 +154,7 @@ def _committed(location: str) -> "tuple[Checkpoints, list[str]]":
     from trainer.checkpoints import open_address, open_checkpoints
 
     kept, address = open_address(location)
-    if re.fullmatch(r"step-\d+(\.damaged)?", address.rpartition("/")[2]):
+    if checkpoint.step_of(address.rpartition("/")[2].removesuffix(".damaged")) is not None:
         return kept, [address]
     kept = open_checkpoints(address)
     found = kept.committed()
@@ -163,11 +166,9 @@ def _committed(location: str) -> "tuple[Checkpoints, list[str]]":
 
 
 def _facts(kept: "Checkpoints", address: str) -> dict[str, Any]:
-    from trainer import checkpoint
-
     try:
         manifest, cursor = kept.manifest(address), kept.cursor(address)
-    except (checkpoint.CheckpointError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         return {"path": address, "damage": str(error)}
     return {
         "path": address,

@@ -40,9 +40,9 @@ def predict(
         Path | None,
         Parameter(help="With --export: folder for its tables, sorted, so that the next call finds them made."),
     ] = None,
-    servers: Annotated[
+    coordinator: Annotated[
         str | None,
-        Parameter(help="Score from running servers: HOST:PORT of all of them in rank order, separated by commas."),
+        Parameter(help="Score from the servers of a running job: HOST:PORT of its coordinator, as `train` prints it."),
     ] = None,
     checkpoint: Checkpoint = None,
     overrides: Overrides = (),
@@ -54,8 +54,9 @@ def predict(
     each label. Label columns need not be there. Rows that cannot be scored follow data.on_bad_row: `skip` and
     `quarantine` leave their scores null and say why in the column `problem`.
 
-    With --servers, vectors come from the servers as they are now and the dense part from the checkpoint; nothing is
-    changed or created there.
+    With --coordinator, vectors come from the job's servers as they are now and the dense part from the checkpoint;
+    nothing is changed or created there. Only while the job trains: servers that are loading must not be read; and not
+    for a job with day boundaries (train.days, lifecycle.every_rows), whose servers must not be read during one.
     """
     import time
 
@@ -68,8 +69,8 @@ def predict(
 
     if (model is None) == (export is None):
         raise PredictError("give either a job file or a checkpoint, or --export DIRECTORY")
-    if export is not None and (servers or checkpoint):
-        raise PredictError("--export needs neither --servers nor --checkpoint")
+    if export is not None and (coordinator or checkpoint):
+        raise PredictError("--export needs neither --coordinator nor --checkpoint")
     if lookup is not None and export is None:
         raise PredictError("--lookup goes with --export")
     began = time.monotonic()
@@ -88,14 +89,14 @@ def predict(
             assert model is not None
             job, trained = resources.enter_context(find_model(model, checkpoint, overrides))
             request = Request.check(job, data, columns, to, trained=trained)
-            program, tables = _from_checkpoint(job, trained, servers, place, resources)
+            program, tables = _from_checkpoint(job, trained, coordinator, place, resources)
         ready = time.monotonic() - began
         done = score(request, program, tables, on_rows=_progress(request.dataset.num_rows))
     answer({**done.to_json(), "ready_seconds": ready}, json=json, text=lambda: "\n".join(_lines(done, ready)))
 
 
 def _from_checkpoint(
-    job: "JobConfig", trained: "TrainedModel", servers: str | None, place: Path, resources: ExitStack
+    job: "JobConfig", trained: "TrainedModel", coordinator: str | None, place: Path, resources: ExitStack
 ) -> tuple[Any, Any]:
     """Program and client: of running servers, or of some that are started and filled."""
     from pserver import requirements
@@ -105,24 +106,30 @@ def _from_checkpoint(
     from trainer.export import restored_program
     from trainer.placement import cpu_operators
     from trainer.predict import PredictError, check_servers
+    from trainer.running import check_no_boundaries, find
 
     if trained.is_export:
         raise PredictError(f"{trained.path} is an export: give it with --export")
     requirements.check(import_core=False)
+    endpoints: tuple[str, ...]
+    identities = None
+    if coordinator is not None:
+        for settings in (job.model_dump(mode="json"), trained.settings):
+            check_no_boundaries(settings)
+        running = find(coordinator)
+        endpoints, identities = running.endpoints, running.identities
     saved = checkpoints.read(trained.path)
     used = {name: job.tables[name] for name in job.data.tables}
-    endpoints: tuple[str, ...]
-    if servers is None:
+    if coordinator is None:
         endpoints = resources.enter_context(local_servers(used, job.cluster.servers, place)).endpoints
-    else:
-        endpoints = tuple(filter(None, (part.strip() for part in servers.split(","))))
+    timeout = job.control.pull_timeout_seconds
     client = resources.enter_context(
-        Client(used, endpoints, seed=job.seed, pull_timeout_seconds=job.control.pull_timeout_seconds)
+        Client(used, endpoints, seed=job.seed, identities=identities, pull_timeout_seconds=timeout)
     )
-    if servers is None:
+    if coordinator is None:
         client.load(saved.sparse)
     else:
-        check_servers(client, saved.sparse)
+        check_servers(client, saved.sparse, used)
     return restored_program(job, used, saved, cpu_operators(job).precision), client
 
 

@@ -63,7 +63,11 @@ def coordinator(
     listen: Annotated[str, Parameter(help="HOST:PORT to listen on.")] = "127.0.0.1:7070",
     mode: Literal["train", "evaluate"] = "train",
     restore: Annotated[
-        str | None, Parameter(help="Checkpoint (its step-<n> folder, or s3://...) to begin with.")
+        str | None,
+        Parameter(
+            help="Checkpoint (its step-<n> folder, or s3://...) to begin with; those after it are put aside. Started "
+            "again with it, the job goes on from what it has committed since."
+        ),
     ] = None,
     metrics: Metrics = None,
     targets: Targets = None,
@@ -79,7 +83,8 @@ def coordinator(
     from trainer.logs import configure_logs
 
     plan = plan_of(JobConfig.load(job, overrides), mode, restore=restore)
-    plan = plan.model_copy(update={"http_address": metrics, "targets": str(targets) if targets else None})
+    told = {"http_address": metrics, "targets": str(targets) if targets else None, "restore_once": True}
+    plan = plan.model_copy(update=told)
     Path(plan.run_dir).mkdir(parents=True, exist_ok=True)
     configure_logs()
     return asyncio.run(serve(plan, listen))

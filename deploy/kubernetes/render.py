@@ -19,7 +19,7 @@ import yaml
 
 from deploy.kubernetes.options import DATA_PATH, RUNS_PATH, KubernetesOptions
 from deploy.sizing import Sizing, size
-from trainer.config import ConfigError, JobConfig, Problem
+from trainer.config import ConfigError, JobConfig, Problem, check_server_folders
 from trainer.process import EXIT_FIX_JOB, EXIT_INTERRUPTED, EXIT_TERMINATED
 from trainer.processor import COMPUTE_THREADS
 
@@ -528,7 +528,9 @@ def _for_pods(job: JobConfig, name: str, options: KubernetesOptions) -> JobConfi
             problems.append(Problem(key, message))
     if problems:
         raise UnreachablePathError(job.name, problems)
-    return job.model_copy(update={"run_dir": f"{RUNS_PATH}/{name}"})
+    placed = job.model_copy(update={"run_dir": f"{RUNS_PATH}/{name}"})
+    check_server_folders(placed)
+    return placed
 
 
 def _mebibytes(value: int) -> str:

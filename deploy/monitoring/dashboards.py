@@ -153,17 +153,13 @@ DASHBOARDS: tuple[Dashboard, ...] = (
             ),
             _chart(
                 "Keys",
-                _q("paddlewheel_pserver_table_keys{JOB}", "{{table}} on {{rank}}"),
+                _q("paddlewheel_job_table_keys{JOB}", "{{table}}"),
                 stacked=True,
-                text="By table.",
+                text="By table, on all servers.",
             ),
             _chart(
                 "Keys, most loaded server over average",
-                _q(
-                    "max by (table) (paddlewheel_pserver_table_keys{JOB}) "
-                    "/ avg by (table) (paddlewheel_pserver_table_keys{JOB})",
-                    "{{table}}",
-                ),
+                _q("paddlewheel_job_server_skew_ratio{JOB}", "{{table}}"),
                 unit="none",
             ),
             _chart(

@@ -164,22 +164,17 @@ CASES = [
     Case(
         "PaddlewheelServerSkew",
         "15m",
-        {
-            server("pserver_table_keys", table="item"): "900000x20",
-            server("pserver_table_keys", "1", table="item"): "100000x20",
-        },
-        {
-            server("pserver_table_keys", table="item"): "500x20",
-            server("pserver_table_keys", "1", table="item"): "10x20",
-        },
+        {job("server_skew_ratio", table="item"): "1.8x20"},
+        {job("server_skew_ratio", table="item"): "1.4x20"},
         {"job_name": "j", "table": "item"},
-        "table item of j is unevenly spread: one server holds 900k keys",
+        "table item of j is unevenly spread: one server holds 1.8 times the mean",
+        common={job("table_keys", table="item"): "1000000x20"},
     ),
     Case(
         "PaddlewheelShardSkew",
         "5m",
-        {job("shard_skew_ratio", table="item"): "3x10", server("pserver_table_keys", table="item"): "2000000x10"},
-        {job("shard_skew_ratio", table="item"): "3x10", server("pserver_table_keys", table="item"): "500x10"},
+        {job("shard_skew_ratio", table="item"): "3x10", job("table_keys", table="item"): "2000000x10"},
+        {job("shard_skew_ratio", table="item"): "3x10", job("table_keys", table="item"): "500x10"},
         {"job_name": "j", "table": "item"},
         "one shard of table item of j holds 3 times the mean",
     ),

@@ -24,11 +24,14 @@ from pserver.client import Client
 from pserver.local import local_servers
 from tests.export_reader import Reader
 from tests.integration.command import Job
+from tests.integration.control.conftest import fixture_start_job  # noqa: F401 -- a fixture
+from tests.integration.control.jobs import LONG
 from trainer import checkpoint, native
 from trainer.config import JobConfig
 from trainer.dense_sync import DenseSync
 from trainer.evaluate import evaluate
 from trainer.export import dense_program
+from trainer.running import find
 
 pytestmark = pytest.mark.timeout(400)
 ROOT = Path(__file__).parents[2]
@@ -134,30 +137,53 @@ def test_the_same_scores_from_everywhere(criteo, exported, tmp_path) -> None:
     said = paddlewheel("evaluate", criteo.path)["result"]["eval"]
     paddlewheel("predict", "--export", exported, "--to", tmp_path / "export.parquet", "--columns", "label")
     paddlewheel("predict", criteo.path, "--to", tmp_path / "servers.parquet", "--data", criteo.eval)
-    tables = {name: criteo.job.tables[name] for name in criteo.job.data.tables}
-    with (
-        local_servers(tables, 2, tmp_path) as servers,
-        Client(tables, servers.endpoints, seed=criteo.job.seed) as client,
-    ):
-        client.load(criteo.step / "sparse")
-        before = client.num_keys()
-        live = ",".join(servers.endpoints)
-        paddlewheel("predict", criteo.path, "--servers", live, "--to", tmp_path / "live.parquet")
-        assert client.num_keys() == before  # unknown keys of data.eval were not created
-        swapped = ",".join(reversed(servers.endpoints))
-        arguments = ["predict", criteo.path, "--to", tmp_path / "no.parquet", "--servers"]
-        for wrong in (swapped, servers.endpoints[0]):
-            said_no = paddlewheel(*arguments, wrong, code=64)["error"]["message"]
-            assert "Give all servers of the job in the order of their ranks" in said_no
-        assert client.num_keys() == before
     labels = pq.read_table(tmp_path / "export.parquet")["label"].to_numpy()
-    for source in ("export", "servers", "live"):
+    for source in ("export", "servers"):
         found = scores(tmp_path / f"{source}.parquet", "label").astype(np.float64)
         np.testing.assert_allclose(found, expected[:, 0], rtol=0, atol=1e-6)
         logloss = -np.mean(np.where(labels == 1, np.log(found), np.log1p(-found)))
         assert logloss == pytest.approx(said["logloss"], abs=1e-6)
         assert logloss == pytest.approx(report["logloss"], abs=1e-6)
+
+
+def test_the_same_scores_from_a_running_jobs_servers(criteo, exported, start_job, eventually, tmp_path) -> None:
+    """Servers and coordinator are real; trainers only keep the job running, and the test fills the servers."""
+    tables = {name: criteo.job.tables[name] for name in criteo.job.data.tables}
+    plain = {name: table.model_dump(mode="json") for name, table in tables.items()}
+    job = start_job({"*": {**LONG, "step_seconds": 0.2}}, {"real_servers": True, "tables": plain})
+    eventually(job.has("running"), seconds=60)
+    predict = ["predict", criteo.path, "--coordinator", job.address(), "--to"]
+    strange = paddlewheel(*predict, tmp_path / "no.parquet", code=64)["error"]["message"]
+    assert "the servers of that job know 0" in strange
+    running = find(job.address())
+    with Client(tables, running.endpoints, seed=criteo.job.seed, identities=running.identities) as client:
+        client.load(criteo.step / "sparse")
+        before = client.num_keys()
+        paddlewheel(*predict, tmp_path / "live.parquet")
+        assert client.num_keys() == before  # unknown keys of data.eval were not created
+    paddlewheel("predict", "--export", exported, "--to", tmp_path / "export.parquet", "--columns", "label")
+    found, expected = (scores(tmp_path / f"{name}.parquet", "label") for name in ("live", "export"))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    days = ["--set", "train.days.range=2026-01-01", "--set", "data.partitions=hive"]
+    refused = paddlewheel(*predict, tmp_path / "no.parquet", *days, code=64)["error"]["message"]
+    assert "this job has day boundaries (train.days)" in refused
+    rows = ["--set", f"tables.{next(iter(tables))}.lifecycle.every_rows=1000000"]
+    refused = paddlewheel(*predict, tmp_path / "no.parquet", *rows, code=64)["error"]["message"]
+    assert "lifecycle.every_rows" in refused
     assert not (tmp_path / "no.parquet").exists()
+
+
+def test_servers_that_may_be_loading_are_not_read(criteo, start_job, eventually, tmp_path) -> None:
+    job = start_job({"*": LONG, "trainer 0": {"at": "loading", "do": "hang"}})
+    eventually(job.has("incarnation"), seconds=30)
+    arguments = ["predict", criteo.path, "--coordinator", job.address(), "--to", tmp_path / "no.parquet"]
+    said = paddlewheel(*arguments, code=75)["error"]["message"]
+    assert "is not training" in said
+    assert "may be loading" in said
+    job.process.terminate()
+    job.process.wait(60)
+    gone = paddlewheel(*arguments, code=75)["error"]["message"]
+    assert "no coordinator answers there" in gone
 
 
 def test_the_program_runs_where_only_paddle_and_numpy_are(criteo, exported, tmp_path) -> None:

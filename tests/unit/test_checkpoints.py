@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from deploy import comparison
 from deploy.cli import run
@@ -109,6 +114,118 @@ def test_commit_replaces_and_prunes(tmp_path: Path) -> None:
     assert again == newest
     assert checkpoint.read(again).dense()["bias"][0] == 7
     assert {path.name for path in tmp_path.iterdir()} == {"LATEST", "step-3", "step-4"}
+
+
+def test_what_was_just_committed_stays_though_there_are_later_steps(tmp_path: Path) -> None:
+    for step in (100, 200, 300):
+        save(tmp_path, step)
+    path = save(tmp_path, 120, keep=1)
+    assert path.is_dir()
+    assert [path.name for path in checkpoint.committed(tmp_path)] == ["step-120", "step-300"]
+
+
+@pytest.mark.parametrize("name", ["step-\u0661", "step-01", "step--1", "step-" + "9" * 30, "step-1.damaged", "step-"])
+def test_only_a_plain_number_makes_a_step(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 1).rename(tmp_path / name)
+    assert checkpoint.committed(tmp_path) == []
+    assert checkpoint.step_of(name) is None
+
+
+def resealed(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Another manifest, with the hash that it must have."""
+    body = {key: value for key, value in json.loads((path / "MANIFEST.json").read_text()).items() if "xxh3" not in key}
+    (path / "MANIFEST.json").write_text(checkpoint.manifest_text(change(body)))
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "nothing but a format": lambda _: {"format": 2},
+    "files are a list": lambda body: {**body, "files": []},
+    "a file above": lambda body: {**body, "files": {"../evil": {"bytes": 1, "xxh3_128": "x"}}},
+    "a file elsewhere": lambda body: {**body, "files": {"/tmp/evil": {"bytes": 1, "xxh3_128": "x"}}},
+    "a file with a hole": lambda body: {**body, "files": {"a//b": {"bytes": 1, "xxh3_128": "x"}}},
+    "a size that is none": lambda body: {**body, "files": {"a": {"bytes": "1", "xxh3_128": "x"}}},
+    "a file without facts": lambda body: {**body, "files": {"a": 7}},
+    "a step that is none": lambda body: {**body, "step": "7"},
+    "a table above": lambda body: {**body, "tables": {"../x": {"keys": 1}}},
+    "a table without files": lambda body: {**body, "tables": {**body["tables"], "u": {"keys": 1}}},
+    "a table without keys": lambda body: {**body, "tables": {"t": {}}},
+    "tables are a text": lambda body: {**body, "tables": "t"},
+    "data is a list": lambda body: {**body, "data": []},
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_manifest_is_damage_and_the_others_are_still_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[dict[str, Any]], Any]
+) -> None:
+    save(tmp_path, 1)
+    resealed(save(tmp_path, 2), change)
+    save(tmp_path, 3)
+    with pytest.raises(CheckpointError, match="step-2"):
+        checkpoint.read(tmp_path / "step-2")
+    for command, code in (("ls", 0), ("verify", 64)):
+        assert run(["checkpoint", command, str(tmp_path), "--json"]) == code
+        rows = json.loads(capsys.readouterr().out)
+        assert ["damage" in row for row in rows] == [False, True, False]
+        run(["checkpoint", command, str(tmp_path)])
+        assert "mistake in paddlewheel" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("MANIFEST.json", b"[" * 200_000), ("cursor.json", b"[]"), ("cursor.json", b"[" * 200_000), ("cursor.json", b"7")],
+)
+def test_files_that_are_not_ours_are_damage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, content: bytes
+) -> None:
+    save(tmp_path, 1)
+    path = save(tmp_path, 2)
+    (path / file).write_bytes(content)
+    if file == "cursor.json":
+        facts = {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}
+        resealed(path, lambda body: {**body, "files": {**body["files"], file: facts}})
+    for command, code in (("ls", 0), ("verify", 64)):
+        assert run(["checkpoint", command, str(tmp_path), "--json"]) == code
+        assert ["damage" in row for row in json.loads(capsys.readouterr().out)] == [False, True]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["cursor.json", "MANIFEST.json", "sparse/t/table.json"])
+def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path, 1)
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    assert run(["checkpoint", "verify", str(path)]) == 64
+    if name == "sparse/t/table.json":
+        with pytest.raises(tables.CheckpointError, match="cannot be read"):
+            tables.open_table(path / "sparse" / "t")
+    else:
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            (checkpoint.read_cursor if name == "cursor.json" else checkpoint.read_manifest)(path)
+
+
+def test_a_read_error_that_may_pass_is_not_called_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tmp_path, 1)
+
+    def fail(number: int) -> Any:
+        def open_(*_: Any, **__: Any) -> Any:
+            raise OSError(number, os.strerror(number))
+
+        return open_
+
+    for number, kind in ((errno.EMFILE, checkpoint.UnavailableError), (errno.ESTALE, checkpoint.UnavailableError)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", fail(number))
+            with pytest.raises(kind, match="just now"):
+                checkpoint.read(path)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", fail(number))
+            with pytest.raises(kind, match="just now"):
+                checkpoint.read_manifest(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fail(errno.EACCES))
+        with pytest.raises(CheckpointError):
+            checkpoint.read(path)
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

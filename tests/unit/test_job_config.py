@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import textwrap
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from trainer.config import ConfigError, JobConfig
+from deploy.cli import run
+from deploy.planning import plan_of
+from trainer.config import ConfigError, JobConfig, check_server_folders
 
 MINIMAL = """
 name: small
@@ -261,3 +264,133 @@ def test_addresses_of_stores_that_cannot_be_used(write, value: str, words: str) 
 
 def test_staging_without_a_store(write) -> None:
     assert "checkpoint.staging: is for checkpoints in an object store" in refusal(write(), "checkpoint.staging=/tmp/x")
+
+
+GOOD_NAMES = ["default", "a", "_x", "0", "user.v2", "A-b_c.9", "x" * 63]
+BAD_NAMES = [
+    "",
+    "a b",
+    "../x",
+    "..",
+    ".",
+    ".x",
+    "-x",
+    "a/b",
+    "a;touch x;b",
+    "x$(touch${IFS}pwned)",
+    "é",
+    "x" * 64,
+    "a\n",
+]
+
+
+@pytest.mark.parametrize("name", GOOD_NAMES)
+def test_names_that_tables_may_have(name: str) -> None:
+    assert list(job_with(tables={name: {"width": 4}}, table=name).tables) == [name]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_names_that_tables_may_not_have(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be a table's name.*63 ASCII letters") as found:
+        job_with(tables={name: {"width": 4}}, table=name)
+    assert any(problem.path.startswith(f"tables.{name}") for problem in found.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("sections", "path"),
+    [
+        ({"data": {"dense": {"columns": ["x"], "clip": [0, math.inf]}}}, "data.dense.clip.1"),
+        ({"tables": {"default": {"optimizer": {"rule": "sgd", "weight_bounds": [-math.inf, 1]}}}}, "tables.default."),
+        ({"train": {"dense": {"learning_rate": math.inf}}}, "train.dense.learning_rate"),
+        ({"control": {"silence_seconds": math.nan}}, "control.silence_seconds"),
+        ({"tables": {"default": {"lifecycle": {"delete_below_score": math.inf}}}}, "tables.default.lifecycle"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(sections: dict[str, Any], path: str) -> None:
+    """They would reach the children as null."""
+    with pytest.raises(ConfigError) as found:
+        job_with(**sections)
+    assert len(found.value.problems) == 1
+    assert found.value.problems[0].path.startswith(path)
+    assert "must be finite" in found.value.problems[0].message
+
+
+def test_an_accepted_job_survives_its_way_to_the_children() -> None:
+    job = job_with()
+    assert JobConfig.parse(json.loads(job.model_dump_json())) == job
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"data": {"train": "s3://KEY:SECRET@bucket/train"}},
+        {"data": {"eval": ["/here", "s3://KEY:SE/CRET@bucket/eval"]}},
+        {"data": {"fitted": "gs://token@bucket/fitted"}},
+        {"checkpoint": {"directory": "s3://KEY:SECRET@bucket/kept"}},
+        {"warm_start": {"source": "hdfs://user:word@host/x"}},
+        {"data": {"train": "s3://bucket/train?access_key=KEY&secret_key=SECRET"}},
+        {"run_dir": "s3://KEY:SECRET@bucket/run"},
+    ],
+)
+def test_no_address_in_a_job_may_hold_a_secret(sections: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="holds a key or password: a job file is no place for secrets"):
+        job_with(**sections)
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://bucket/a@b", "hdfs://user@host:8020/x", "hdfs://host:8020/a@b", "s3://b/x?region=eu", "/a:b@c"]
+)
+def test_addresses_without_a_secret(address: str) -> None:
+    assert job_with(data={"train": address}).data.train
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"run_dir": "/x/my runs"}, "run_dir"),
+        ({"run_dir": "/x/läufe"}, "run_dir"),
+        ({"run_dir": "/x/a", "checkpoint": {"directory": "/x/a (copy)"}}, "checkpoint.directory"),
+        ({"run_dir": "/x/a b", "checkpoint": {"directory": "s3://bucket/x"}}, "run_dir"),
+        ({"run_dir": "/x", "checkpoint": {"directory": "s3://b/x", "staging": "/big disk"}}, "checkpoint.staging"),
+    ],
+)
+def test_folders_that_servers_cannot_be_told_are_refused_before_anything_starts(
+    sections: dict[str, Any], key: str
+) -> None:
+    job = job_with(**sections)
+    for start in (check_server_folders, plan_of):
+        with pytest.raises(ConfigError, match=rf"{key}: .*cannot hold tables.*--set {key}=") as found:
+            start(job)
+        assert [problem.path for problem in found.value.problems] == [key]
+
+
+def test_a_run_folder_with_a_blank_is_refused_by_every_command_that_would_start_a_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(MINIMAL)
+    for command in (["job", "check"], ["train"], ["role", "coordinator"]):
+        assert run([*command, str(path), "--set", f"run_dir={tmp_path / 'my runs'}"]) == 64, command
+        assert "cannot hold tables" in capsys.readouterr().err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["job.yaml"]
+
+
+def test_folders_that_servers_never_see_may_have_any_name() -> None:
+    check_server_folders(job_with(run_dir="/x/my runs", checkpoint={"directory": "/x/kept"}))
+    check_server_folders(job_with(run_dir="/x/my runs", checkpoint={"directory": "s3://b/x", "staging": "/disk"}))
+
+
+def test_a_checkpoint_to_begin_with_lies_where_servers_can_load_it() -> None:
+    job = job_with(run_dir="/x")
+    check_server_folders(job, "/y/step-1")
+    with pytest.raises(ConfigError, match=r"restore: .*my runs"):
+        check_server_folders(job, "/y/my runs/step-1")
+    with pytest.raises(ConfigError, match="restore: the address holds a key or password"):
+        check_server_folders(job, "s3://KEY:SECRET@bucket/step-1")
+    with pytest.raises(ConfigError, match=r"run_dir: .*my runs"):
+        check_server_folders(job_with(run_dir="/my runs", checkpoint={"directory": "/x"}), "s3://bucket/step-1")
+
+
+def job_with(*, table: str = "default", **sections: Any) -> JobConfig:
+    data = {"train": "/t", "labels": ["click"], "sparse": [{"name": "c", "table": table}], **sections.pop("data", {})}
+    return JobConfig.parse({"name": "j", "data": data, **sections})

@@ -6,6 +6,7 @@ an S3 server are tests/integration/test_checkpoints_in_a_store.py and tests/chao
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from pathlib import Path
@@ -14,8 +15,13 @@ from typing import Any
 import pytest
 from pyarrow import fs as pafs
 
+from deploy.cli import run
+from tests.object_stores import CREDENTIALS
+from tests.ports import free_port
+from trainer import checkpoint
 from trainer.checkpoint import CheckpointError
-from trainer.checkpoints import is_remote, open_address, open_checkpoints
+from trainer.checkpoints import open_address, open_checkpoints
+from trainer.location import is_remote
 from trainer.object_store import CancelledError, ObjectStore, StoreError
 
 CURSOR = {"step": 0, "rows": 7, "position": {"epoch": 0, "done": []}}
@@ -194,12 +200,34 @@ def test_the_journal_comes_back_where_it_was_lost(tmp_path: Path) -> None:
     store.fetch_journal(here)
     assert not here.exists()
     here.write_text("one\n")
-    store.keep_journal(here)
+    with store.sole_use():
+        store.keep_journal(here)
     store.fetch_journal(there)
     assert there.read_text() == "one\n"
-    there.write_text("newer\n")
+    there.write_text("one\nand what was not kept yet\n")
     store.fetch_journal(there)
-    assert there.read_text() == "newer\n"
+    assert there.read_text() == "one\nand what was not kept yet\n"
+
+
+def test_the_journal_of_whoever_came_later_replaces_a_stale_one(tmp_path: Path) -> None:
+    """Run on one machine, then on another, then on the first again."""
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    old, new = store_at(tmp_path), store_at(tmp_path)
+    first.write_text("of the first\n")
+    with old.sole_use():
+        old.keep_journal(first)
+        first.write_text("of the first\nlast words that were never kept, and are long\n")
+        with new.sole_use():
+            new.fetch_journal(second)
+            second.write_text(second.read_text() + "of the second\n")
+            new.keep_journal(second)
+            with pytest.raises(StoreError, match="another coordinator has taken over"):
+                old.keep_journal(first)
+    again = store_at(tmp_path)
+    with again.sole_use():
+        again.fetch_journal(first)
+    assert first.read_text() == "of the first\nof the second\n"
+    assert "last words" in (tmp_path / "first.jsonl.replaced").read_text()
 
 
 def test_a_transfer_can_be_ended(tmp_path: Path) -> None:
@@ -220,8 +248,6 @@ def test_a_place_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) ->
 
 
 def test_a_checkpoint_that_was_copied_into_the_store_by_hand(tmp_path: Path) -> None:
-    from trainer import checkpoint
-
     draft = checkpoint.Draft(tmp_path / "kept", ".d", 4)
     (draft.sparse / "part").write_text("x")
     draft.finish(dense={}, cursor=CURSOR, facts={"job": "j"})
@@ -238,3 +264,96 @@ def test_a_checkpoint_that_was_copied_into_the_store_by_hand(tmp_path: Path) -> 
         open_checkpoints(aside).verify(f"{aside}/step-4")
         save(store, 6, keep=1)
     assert store.committed() == [f"{store.location}/step-6"]
+
+
+def resealed(store: ObjectStore, tmp_path: Path, step: int, **changes: Any) -> str:
+    path = tmp_path / "kept" / f"step-{step}" / "MANIFEST.json"
+    body = checkpoint.parse_manifest(path.read_bytes(), str(path))
+    path.write_text(checkpoint.manifest_text({**body, **changes}))
+    return f"{store.location}/step-{step}"
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "a/../../evil", "./evil", "a//evil", "evil/", ""])
+def test_a_manifest_cannot_have_a_file_written_outside_the_copy(tmp_path: Path, name: str) -> None:
+    store = store_at(tmp_path)
+    with store.sole_use():
+        save(store, 1)
+    manifest = store.manifest(f"{store.location}/step-1")
+    files = {**manifest["files"], name: {"bytes": 4, "xxh3_128": "x"}}
+    address = resealed(store, tmp_path, 1, files=files)
+    before = set(tmp_path.rglob("*"))
+    for action in (store.verify, store.read, lambda address: store.fetch(address, tmp_path / "copy" / "step-1")):
+        with pytest.raises(CheckpointError, match="is no name of a file in a checkpoint"):
+            action(address)
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "data", ["..", "../other/data/o/d", "data", "data/o", "data/o/d/e", "step-2", "/etc", "data/../../x"]
+)
+def test_a_manifest_cannot_have_files_of_others_removed(tmp_path: Path, data: str) -> None:
+    """What a manifest names as its files is removed with it: it must be a draft of the same location."""
+    store = store_at(tmp_path)
+    other = tmp_path / "other" / "data" / "o" / "d" / "precious"
+    other.parent.mkdir(parents=True)
+    other.write_text("x")
+    with store.sole_use():
+        for step in (1, 2):
+            save(store, step)
+        address = resealed(store, tmp_path, 1, data=data)
+        with pytest.raises(CheckpointError, match="not in a draft of its location"):
+            store.verify(address)
+        store.clear()
+        save(store, 3, keep=1)
+        store.verify(f"{store.location}/step-3")
+    assert other.read_text() == "x"
+    assert store.committed() == [f"{store.location}/step-3"]
+
+
+def test_pruning_takes_the_right_to_commit_from_nobody(tmp_path: Path) -> None:
+    job, person = store_at(tmp_path), store_at(tmp_path)
+    with job.sole_use():
+        for step in (1, 2, 3):
+            save(job, step)
+        assert run(["checkpoint", "prune", person.location, "--keep", "2"]) == 0
+        save(job, 4)
+    assert [a.rpartition("/")[2] for a in job.committed()] == ["step-2", "step-3", "step-4"]
+
+
+def test_what_was_just_committed_stays_though_there_are_later_steps(tmp_path: Path) -> None:
+    store = store_at(tmp_path)
+    with store.sole_use():
+        for step in (100, 200, 300):
+            save(store, step)
+        store.verify(save(store, 120, keep=1))
+    assert [a.rpartition("/")[2] for a in store.committed()] == ["step-120", "step-300"]
+
+
+def test_a_commit_during_a_take_over_is_taken_back(tmp_path: Path) -> None:
+    """The owner was looked at, another one came, and then the manifest was written."""
+    old, new = store_at(tmp_path), store_at(tmp_path)
+    with old.sole_use():
+        save(old, 1)
+        write = old._write
+
+        def slowly(path: str, content: bytes) -> None:
+            if path.endswith("step-2/MANIFEST.json"):
+                stack.enter_context(new.sole_use())
+            write(path, content)
+
+        old._write = slowly  # type: ignore[method-assign]
+        with (
+            contextlib.ExitStack() as stack,
+            pytest.raises(CheckpointError, match="another coordinator has taken over"),
+        ):
+            save(old, 2)
+        assert new.committed() == [f"{new.location}/step-1"]
+
+
+def test_a_network_that_is_away_is_no_mistake_in_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"}.items():
+        monkeypatch.setenv(name, value)
+    store = ObjectStore("s3://bucket/kept")
+    for call in (store.committed, store.check_access, lambda: store.read("s3://bucket/kept/step-1")):
+        with pytest.raises(StoreError, match="NETWORK_CONNECTION"):
+            call()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from pserver.errors import PathError
 from trainer import checkpoint
 from trainer.checkpoint import CheckpointError
 from trainer.config import JobConfig
@@ -24,14 +25,15 @@ COMMITTED, FAILED, STOP = 1, 0, 2
 
 
 class Servers:
-    """Write one file where they are told to; or fail."""
+    """Write one file for their table where they are told to; or fail."""
 
     def __init__(self):
         self.error, self.advanced, self.loaded = None, [], []
 
     def save(self, folder, *, advance_day=()):
         self.advanced.append(list(advance_day))
-        (folder / "part-0").write_bytes(b"rows")
+        (folder / "default").mkdir()
+        (folder / "default" / "table.json").write_bytes(b"rows")
         if self.error is not None:
             raise self.error
         return {"default": SimpleNamespace(num_rows=3)}
@@ -122,12 +124,20 @@ def test_a_save_that_is_committed(tmp_path: Path) -> None:
     assert (one.phases, one.others.waited) == (["saving", "training"], 1)
 
 
-@pytest.mark.parametrize("error", [OSError("disk full"), ValueError("a bad row"), RuntimeError("a server is gone")])
-def test_servers_that_cannot_save_are_told_of_and_training_goes_on(tmp_path: Path, error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError("disk full"), "runtime"),
+        (ValueError("a bad row"), "runtime"),
+        (RuntimeError("a server is gone"), "runtime"),
+        (PathError("a folder that servers cannot be told"), "job"),
+    ],
+)
+def test_servers_that_cannot_save_are_told_of_and_training_goes_on(tmp_path: Path, error: Exception, kind: str) -> None:
     one = Trainer(tmp_path)
     one.servers.error = error
     assert not one.save()
-    assert one.coordinator.commits == [{"error": f"{type(error).__name__}: {error}"}]
+    assert one.coordinator.commits == [{"error": f"{type(error).__name__}: {error}", "kind": kind}]
     assert not one.saver.has(7)
     assert one.saver.saved == {}
     (log,) = [fields for name, fields in one.events if name == "log"]

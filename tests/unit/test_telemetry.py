@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 import math
+import socket
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -70,9 +72,9 @@ def test_names_follow_the_convention() -> None:
 def test_no_process_can_serve_an_unbounded_number_of_series() -> None:
     for role in ("trainer", "pserver", "coordinator"):
         assert sum(metric.num_series_bound for metric in of_role(role)) < 500, role
-    series = Series([BY_NAME["paddlewheel_pserver_table_keys"]], dict.fromkeys(COMMON_LABELS, ""))
+    series = Series([BY_NAME["paddlewheel_job_table_bytes"]], dict.fromkeys(COMMON_LABELS, ""))
     for i in range(10 * MAX_OPEN_VALUES):
-        series.set("paddlewheel_pserver_table_keys", i, table=f"t{i}")
+        series.set("paddlewheel_job_table_bytes", i, table=f"t{i}")
     (family,) = series.collect()
     assert len(family.samples) == MAX_OPEN_VALUES + 1
     assert "other" in {sample.labels["table"] for sample in family.samples}
@@ -298,7 +300,6 @@ def test_the_servers_page_becomes_metrics_with_sane_names(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(probes, "brpc_metrics", read)
     spec = {"endpoints": ["10.0.0.1:9", "[::1]:7"], "rank": 1, "tables": {}}
-    monkeypatch.setattr(probes.ServerProbe, "_connect", lambda self: io.BytesIO())
     telemetry = Telemetry("pserver", "job", rank=1)
     telemetry.child_started(1)
     telemetry.child_ready(probes.ServerProbe.of_child(json.dumps(spec)))
@@ -349,3 +350,51 @@ def test_new_keys_are_followed_by_table_and_feature_and_the_memory_limit_is_fore
     for used in range(2000, 12000, 1000):
         left = telemetry.child_measured(used, 0.0)
     assert left == pytest.approx((telemetry.memory_limit_bytes - 11000) / 200, rel=1e-6)
+
+
+def test_a_scrape_asks_a_server_for_its_page_and_nothing_else() -> None:
+    """Key counts walk through tables that a load or a day boundary may be rebuilding: the server would crash."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        port = listener.getsockname()[1]
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        heard.append(connection.recv(4096))
+                        body = PAGE.format(port=port, pulls=1).encode()
+                        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                        connection.sendall(head.encode() + body)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        telemetry = Telemetry("pserver", "job", rank=0)
+        telemetry.child_started(1)
+        spec = {"endpoints": [f"127.0.0.1:{port}"], "rank": 0, "tables": {"t": {}, "u": {}}}
+        telemetry.child_ready(probes.ServerProbe.of_child(json.dumps(spec)))
+        assert value(telemetry, "pserver_requests_total", operation="pull") == 1
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert [line.split(b"\r\n")[0] for line in heard] == [b"GET /brpc_metrics HTTP/1.1"]
+
+
+def test_trainer_0_tells_how_many_keys_there_are_and_how_even_they_lie() -> None:
+    from trainer.telemetry.job import JobTelemetry
+
+    telemetry = JobTelemetry("job", dict)
+    telemetry._take_tables({"t": {"keys": [30, 10]}, "empty": {"keys": [0, 0]}, "not counted": {"keys": []}})
+    found = {
+        (sample.name, sample.labels["table"]): sample.value
+        for family in telemetry.series.collect()
+        for sample in family.samples
+        if sample.name in {"paddlewheel_job_table_keys", "paddlewheel_job_server_skew_ratio"}
+    }
+    assert found == {
+        ("paddlewheel_job_table_keys", "t"): 40,
+        ("paddlewheel_job_server_skew_ratio", "t"): 1.5,
+        ("paddlewheel_job_table_keys", "empty"): 0,
+        ("paddlewheel_job_server_skew_ratio", "empty"): 1,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -131,3 +132,57 @@ def test_a_relative_source_is_made_absolute(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text("name: x\ndata: {labels: [y], sparse: [{name: a}]}\nwarm_start: {source: old}\n")
     assert JobConfig.load("job.yaml").warm_start.source == str(tmp_path / "old")
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    folder = tmp_path / "exported"
+    for name in ("default", "items"):
+        (folder / "tables" / name).mkdir(parents=True)
+        (folder / "tables" / name / "export-00000.parquet").write_text(f"rows of {name}")
+    (folder / "dense.safetensors").write_text("weights")
+    settings = job_of().model_dump(mode="json")
+    spec = {"settings": settings, "step": 7, "files": checkpoint.to_disk(folder)}
+    (folder / "export.json").write_text(json.dumps(spec))
+    return folder
+
+
+def test_what_is_taken_of_an_export_is_verified(exported: Path) -> None:
+    source = warm_start.plan(job_of({"source": str(exported), "dense": True})).source
+    source.verify(["default", "items"], dense=True)
+    table, dense = exported / "tables" / "items" / "export-00000.parquet", exported / "dense.safetensors"
+    table.write_text("rows of itemz")
+    dense.write_text("weightz")
+    source.verify(["default"])
+    with pytest.raises(checkpoint.CheckpointError, match=r"items.* is damaged"):
+        source.verify(["default", "items"])
+    with pytest.raises(checkpoint.CheckpointError, match=r"dense\.safetensors is damaged"):
+        source.verify(dense=True)
+    table.with_name("export-00001.parquet").write_text("more rows")
+    with pytest.raises(checkpoint.CheckpointError, match="unexpected files"):
+        source.verify(["default"])
+
+
+def test_tables_of_a_damaged_source_are_not_written(exported: Path, tmp_path: Path) -> None:
+    (exported / "tables" / "items" / "export-00000.parquet").write_text("rows of itemz")
+    job = job_of({"source": str(exported)})
+    with pytest.raises(checkpoint.CheckpointError, match="is damaged"):
+        warm_start.write_tables(warm_start.plan(job), tmp_path / "new", job, 1)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("change", [{"files": {"../x": {}}}, {"files": 7}, {"settings": []}, {"settings": {}}])
+def test_an_export_that_is_not_ours_is_refused(exported: Path, change: dict) -> None:
+    spec = json.loads((exported / "export.json").read_text())
+    (exported / "export.json").write_text(json.dumps({**spec, **change}))
+    with pytest.raises(checkpoint.CheckpointError, match="cannot be read"):
+        warm_start.plan(job_of({"source": str(exported)}))
+
+
+def test_a_table_that_would_leave_the_export_is_refused(exported: Path) -> None:
+    spec = json.loads((exported / "export.json").read_text())
+    spec["settings"]["data"]["sparse"][0]["table"] = "../../x"
+    spec["settings"]["tables"]["../../x"] = spec["settings"]["tables"]["default"]
+    (exported / "export.json").write_text(json.dumps(spec))
+    with pytest.raises(checkpoint.CheckpointError, match="cannot be a table's name"):
+        warm_start.plan(job_of({"source": str(exported)}))

@@ -28,7 +28,15 @@ class Weight(enum.IntEnum):
     """A child reports that it has lost another."""
 
 
-_WEIGHT_OF_KIND = {"job": Weight.FIX_JOB, "data": Weight.FIX_JOB, "environment": Weight.FIX_JOB, "peer": Weight.PEER}
+CHECKPOINT = "checkpoint"
+"""Kind of error of who could not restore a checkpoint: it is damaged, or of another job."""
+_WEIGHT_OF_KIND = {
+    "job": Weight.FIX_JOB,
+    "data": Weight.FIX_JOB,
+    "environment": Weight.FIX_JOB,
+    CHECKPOINT: Weight.FIX_JOB,
+    "peer": Weight.PEER,
+}
 """What the kinds of a child's error event mean; any other is a loss."""
 
 
@@ -40,6 +48,8 @@ class Cause:
     text: str
     member: Member | None = None
     detail: str = ""
+    of_restore: bool = False
+    """Whether the checkpoint is to be looked at before the job is blamed."""
 
     @property
     def sentence(self) -> str:
@@ -87,7 +97,8 @@ def of_exit(seat: Seat, event: ChildExited) -> Cause:
 def of_error(seat: Seat, said: dict[str, Any]) -> Cause:
     """A child's error event."""
     weight = _WEIGHT_OF_KIND.get(str(said.get("kind")), Weight.LOSS)
-    return Cause(weight, f"failed: {said.get('message', 'no message')}", seat.member, str(said.get("traceback", "")))
+    text, detail = f"failed: {said.get('message', 'no message')}", str(said.get("traceback", ""))
+    return Cause(weight, text, seat.member, detail, of_restore=said.get("kind") == CHECKPOINT)
 
 
 def of_delay(seat: Seat, seats: Seats, limits: ControlConfig, now: float, *, training: bool) -> Cause | None:

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoints import is_remote, open_checkpoints
+from trainer.checkpoints import open_checkpoints
 from trainer.coordinator.lineage import EpochProof, prove
 from trainer.coordinator.resume import read_journal
+from trainer.location import is_remote
 
 _COORDINATOR_LOST = "the coordinator was lost"
 

@@ -157,6 +157,18 @@ class Settled:
     commit: Commit
     path: str = ""
     error: str = ""
+    is_for_good: bool = False
+    """Whether every other checkpoint will fail as this one did."""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What became of `Examine`: where to go on from. error: it could not be told now. refusal: nowhere, and why."""
+
+    start: Any = None
+    """A `resume.Start`."""
+    error: str = ""
+    refusal: str = ""
 
 
 @dataclass(frozen=True)
@@ -178,6 +190,7 @@ Event = (
     | StopRequested
     | CheckpointAsked
     | Settled
+    | Examined
     | Tick
 )
 
@@ -262,6 +275,15 @@ class Commit:
 
 
 @dataclass(frozen=True)
+class Examine:
+    """Read the checkpoint that could not be restored through; if it is damaged or gone, put it aside and find the one
+    before it. Then say `Examined`.
+    """
+
+    path: str
+
+
+@dataclass(frozen=True)
 class Discard:
     """Remove the drafts of this pattern from the checkpoint folder: nobody will finish them."""
 
@@ -303,6 +325,7 @@ Action = (
     | Finish
     | Drop
     | Commit
+    | Examine
     | Discard
     | CheckpointDone
     | Note

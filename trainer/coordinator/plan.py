@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainer.checkpoints import is_remote
 from trainer.coordinator.config import ControlConfig
+from trainer.location import is_remote
 
 
 class JobPlan(BaseModel):
@@ -32,6 +32,9 @@ class JobPlan(BaseModel):
     """Network interface of the trainers' AllReduce; None: chosen from the host's address."""
     restore: str | None = None
     """Checkpoint to begin with; None: the newest of the job, if `resume` allows."""
+    restore_once: bool = False
+    """Whether a run that was asked for just this and has committed since goes on from what it has committed: roles are
+    started again with the command that they were started with first."""
     days: tuple[str, ...] | None = None
     """The days of the job, as its epochs: those trained by earlier runs, then those of this run. None: not by days."""
     resume: Literal["auto", "always", "never"] = "auto"

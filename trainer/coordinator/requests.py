@@ -62,6 +62,7 @@ class Requests:
         facts: dict[str, Any] = {"job": identity(plan.job)}
         if plan.days is not None:
             facts["days"] = list(plan.days)
+        self._facts = facts
         self._lineage = Lineage(plan.num_trainers, plan.num_epochs, start.cursor, facts)
         self._incarnation = 0
         self._asking: dict[int, Any] = {}  # the number of each trainer's request for the cursor that is under way
@@ -79,6 +80,17 @@ class Requests:
             self._outbox.do(Discard(f".step-*-incarnation-{incarnation - 1}-draft-*"))
         self._lineage.begin(incarnation)
         self._asking, self._hosts, self.checkpoint.state = {}, None, "idle"
+
+    def go_back(self, start: Start, now: float) -> None:
+        """The checkpoint to begin with was damaged: the next incarnation begins with another one, or with nothing."""
+        self.restore = start.path
+        state = self.checkpoint
+        state.step, state.path, state.committed_at = -1, "", 0.0
+        if start.path and start.cursor:
+            state.step, state.path, state.committed_at = start.cursor["step"], start.path, now
+        self._lineage = Lineage(self._plan.num_trainers, self._plan.num_epochs, start.cursor, self._facts)
+        for note in start.notes:
+            self._outbox.note("warning", note)
 
     def lose(self) -> None:
         """The incarnation is lost. A commit that has begun is not."""
@@ -204,10 +216,12 @@ class Requests:
         if committed:
             self._reply(first, request[1], committed=True, path=event.path)
             return None
-        stop = self._lineage.is_last(cursor) or self._plan.checkpoint.get("on_failure") == "stop"
+        on_failure = self._plan.checkpoint.get("on_failure")
+        stop = event.is_for_good or self._lineage.is_last(cursor) or on_failure == "stop"
         self._reply(first, request[1], committed=False, stop=stop, error=event.error)
         text = f"could not save the checkpoint of step {cursor.step}: {event.error}"
-        return Cause(Weight.LOSS, text, first.member) if stop else None
+        weight = Weight.FIX_JOB if event.is_for_good else Weight.LOSS
+        return Cause(weight, text, first.member) if stop else None
 
     def _open_epoch(self, seat: Seat, said: dict[str, Any]) -> None:
         done, plan = self._lineage.open_epoch(said)
@@ -259,7 +273,8 @@ class Requests:
         self._commit_request = (self._incarnation, said.get("id"))
         commit = Commit(cursor, float(said.get("seconds", 0.0)))
         if "error" in said:
-            return self.settle(Settled(commit, error=f"saving failed: {said['error']}"), now)
+            is_for_good = said.get("kind") == "job"
+            return self.settle(Settled(commit, error=f"saving failed: {said['error']}", is_for_good=is_for_good), now)
         if str(said["draft"]).rstrip("/").rpartition("/")[2] != cursor.draft:
             raise LineageError(f"the draft {said['draft']} is not {cursor.draft}")
         self.checkpoint.state = "committing"

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from trainer.checkpoint import CheckpointError
+from trainer.checkpoint import CheckpointError, step_of
 from trainer.checkpoints import open_address, open_checkpoints
-from trainer.coordinator.lineage import CURSOR_VERSION
-from trainer.location import Checkpoints
+from trainer.coordinator.lineage import CURSOR_VERSION, Lineage
+from trainer.location import Checkpoints, is_remote
 from trainer.trained import inputs_of
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ def finished(plan: JobPlan) -> dict[str, Any] | None:
 def prepare(plan: JobPlan, kept: Checkpoints) -> Start:
     """As `examine`, for the coordinator, which owns `kept` from here on: cleans up and verifies.
 
-    A damaged checkpoint is put aside under the name step-<n>.damaged, and the one before it is taken.
+    A damaged checkpoint is put aside under the name step-<n>.damaged, and the one before it is taken. With a checkpoint
+    to begin with, those of later steps are put aside: the newest is always the one that the job goes on from.
     """
     if plan.mode != "train":
         return Start()
@@ -140,16 +141,93 @@ def prepare(plan: JobPlan, kept: Checkpoints) -> Start:
     kept.fetch_journal(plan.journal)
     if plan.resume == "never" and (old := kept.committed()):
         notes.append(f"{len(old)} checkpoints of earlier runs were moved to {kept.set_aside(old)}")
+    asked = asked_for(plan)
+    if asked is not None and plan.restore_once and _has_gone_on(read_journal(plan.journal), asked):
+        notes.append(f"this job has begun with {asked} before, and goes on from what it has committed since")
+        plan = plan.model_copy(update={"restore": None, "resume": "always"})
     if plan.restore is None:
-        for address in reversed(kept.committed()):
-            try:
-                kept.check_restorable(address)
-                break
-            except CheckpointError as error:
-                aside = kept.set_damaged_aside(address)
-                notes.append(f"{error}. It is put aside as {aside}, and the checkpoint before it is used")
+        notes += _set_damaged_aside(kept, kept.check_restorable)
+    elif plan.resume != "never":
+        notes += _set_later_aside(kept, plan)
     start = examine(plan)
     return Start(start.path, start.cursor, tuple(notes))
+
+
+def fall_back(plan: JobPlan, kept: Checkpoints, failed: str) -> Start:
+    """Where a running job goes on from, after a checkpoint could not be restored: from that one, if it is whole.
+
+    Else from the newest whole one, as a new start would; without any, from nothing. Reads checkpoints through.
+
+    Raises:
+        CheckpointError: the damaged one was asked for by name, and nothing was committed since.
+        ResumeError: what is left is of another job.
+        OSError: it cannot be told now.
+    """
+    place, address = open_address(failed)
+    try:
+        place.verify(address)
+    except CheckpointError:
+        if address == asked_for(plan):
+            raise
+        notes = _set_damaged_aside(kept, kept.verify)
+        resume: Literal["always", "auto"] = "always" if kept.committed() else "auto"
+        start = examine(plan.model_copy(update={"restore": None, "resume": resume}))
+        gone = f"{failed} is damaged or gone" if not notes else "; ".join(notes)
+        return Start(start.path, start.cursor, (f"{gone}; going on from {start.path or 'nothing'}",))
+    return Start(failed)
+
+
+def asked_for(plan: JobPlan) -> str | None:
+    """The full address of the checkpoint that the run was told to begin with."""
+    return open_address(plan.restore)[1] if plan.restore is not None else None
+
+
+def _set_damaged_aside(kept: Checkpoints, look: Callable[[str], None]) -> list[str]:
+    """Until the newest one is whole; what a person should know of it."""
+    notes = []
+    for address in reversed(kept.committed()):
+        try:
+            look(address)
+            break
+        except CheckpointError as error:
+            aside = kept.set_damaged_aside(address)
+            notes.append(f"{error}. It is put aside as {aside}, and the checkpoint before it is used")
+    return notes
+
+
+def _set_later_aside(kept: Checkpoints, plan: JobPlan) -> list[str]:
+    """What was committed after the checkpoint to begin with. Raises CheckpointError when that one is not whole."""
+    assert plan.restore is not None
+    place, address = open_address(plan.restore)
+    place.check_restorable(address)
+    examine(plan)  # it is of this job
+    step = int(place.manifest(address)["step"])
+    later = [other for other in kept.committed() if not _same(other, address) and _step(other) >= step]
+    if not later:
+        return []
+    return [f"{len(later)} checkpoints of later steps than {address} were moved to {kept.set_aside(later)}"]
+
+
+def _same(first: str, second: str) -> bool:
+    return first == second or (not is_remote(first + second) and Path(first).resolve() == Path(second).resolve())
+
+
+def _step(address: str) -> int:
+    step = step_of(address.rpartition("/")[2])
+    assert step is not None, address
+    return step
+
+
+def _has_gone_on(records: Sequence[Mapping[str, Any]], asked: str) -> bool:
+    """Whether the runs since the last one that was asked for something else have committed anything."""
+    has_committed = is_ours = False
+    for record in records:
+        if record["what"] == "run":
+            has_committed = has_committed and record.get("asked") == asked
+            is_ours = record.get("asked") == asked
+        elif record["what"] == "committed" and record.get("path") != asked:  # that one may be noted at a run's begin
+            has_committed = is_ours
+    return has_committed
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
@@ -175,6 +253,14 @@ def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> Start:
             f"{address} has a cursor of version {cursor.get('version')}, this version reads {CURSOR_VERSION}:"
             " begin again with --fresh, or in another run_dir"
         )
+    try:
+        Lineage(1, 1, cursor)
+        days_behind(cursor)
+        numbers = (cursor["step"], cursor["rows"], cursor["incarnation"], cursor["position"]["epoch"])
+        if not all(isinstance(number, int) for number in numbers) or not isinstance(cursor["draft"], str):
+            raise ValueError(f"step, rows, incarnation, epoch, draft: {numbers}, {cursor['draft']!r}")
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{address} has a cursor that paddlewheel does not write: {error!r}") from error
     _check_days(address, cursor, plan)
     before, now = cursor.get("job"), identity(plan.job)
     changed = list(differences(*map(without_types, (before, now)) if knows_kinds else (before, now)))

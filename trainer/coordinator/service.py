@@ -137,6 +137,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         match action:
             case messages.Commit():
                 self._run(self._commit(action))
+            case messages.Examine(path):
+                self._run(self._examine(path))
             case messages.Discard(drafts):
                 self._run(self._discard(drafts))
             case messages.CheckpointDone():
@@ -204,6 +206,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         task = asyncio.create_task(job)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _examine(self, path: str) -> None:
+        try:
+            start = await asyncio.to_thread(resume.fall_back, self.plan, self._kept, path)
+        except ValueError as error:
+            self.apply(messages.Examined(refusal=str(error)))
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the job must not wait for ever
+            self.apply(messages.Examined(error=f"{type(error).__name__}: {error}"))
+        else:
+            self.apply(messages.Examined(start))
 
     async def _discard(self, drafts: str) -> None:
         try:
@@ -505,7 +517,8 @@ def _serve_page(plan: JobPlan, page: StatusPage, target: TargetFile | None) -> W
 
 def _begin_journal(journal: Journal, plan: JobPlan, start: resume.Start, records: list[dict[str, Any]]) -> None:
     """Says that a run begins; and what the coordinator before this one committed without living to write it down."""
-    journal.write({"what": "run", "mode": plan.mode, "resume": plan.resume, "restore": start.path})
+    asked = resume.asked_for(plan)
+    journal.write({"what": "run", "mode": plan.mode, "resume": plan.resume, "restore": start.path, "asked": asked})
     if start.cursor is None:
         return
     known = {record["draft"] for record in records if record["what"] == "committed"}

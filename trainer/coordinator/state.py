@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import math
 import signal
+from dataclasses import replace
 from typing import Any
 
 from trainer.coordinator import causes
@@ -30,6 +31,8 @@ from trainer.coordinator.messages import (
     ChildStarted,
     Drop,
     Event,
+    Examine,
+    Examined,
     Finish,
     Heard,
     HostAnswered,
@@ -99,6 +102,7 @@ class Control:
         self._num_fruitless = 0  # restarts in a row without a committed checkpoint
         self._causes = Causes()
         self._stop: StopRequested | None = None
+        self._doubt: Cause | None = None  # while the checkpoint is looked at that could not be restored
         self._last_tick = now
 
     # -- entry
@@ -138,6 +142,8 @@ class Control:
                 self._ask_for_checkpoint()
             case Settled():
                 self._settled(event, now)
+            case Examined():
+                self._examined(event, now)
             case Tick():
                 self._watch(now)
             case _ if seat is None:
@@ -381,7 +387,7 @@ class Control:
             self._finish(Outcome(stop.exit_code, stop.reason) if stop else Outcome(EXIT_DONE))
 
     def _leave_halting(self, now: float) -> None:
-        if self._all_gone(now, self.limits.halt_seconds):
+        if self._doubt is None and self._all_gone(now, self.limits.halt_seconds):
             self._settle(now)
 
     def _open(self, now: float) -> None:
@@ -479,6 +485,32 @@ class Control:
             "rows": self.progress.get("rows", 0),
         }
         self._note("debug", f"incarnation {self.incarnation} is lost: {cause.sentence}", record)
+        restore = self._requests.restore
+        if cause.of_restore and self.plan.mode == "train" and restore is not None:
+            self._doubt = cause
+            self._do(Examine(restore))
+        else:
+            self._go_on_or_end(cause, now)
+
+    def _examined(self, event: Examined, now: float) -> None:
+        """The job is at fault only if the checkpoint is whole: else the one before it is restored."""
+        cause, self._doubt = self._doubt, None
+        assert cause is not None
+        if self._stop is not None:
+            self._finish(Outcome(self._stop.exit_code, self._stop.reason, detail=cause.sentence))
+            return
+        if event.refusal:
+            cause = replace(cause, text=f"{cause.text}; {event.refusal}")
+        elif event.error:
+            self._note("warning", f"{self._requests.restore} cannot be looked at: {event.error}")
+            cause = replace(cause, weight=Weight.LOSS)
+        elif event.start.path != self._requests.restore:
+            self._requests.go_back(event.start, now)
+            cause = replace(cause, weight=Weight.LOSS)
+        self._go_on_or_end(cause, now)
+
+    def _go_on_or_end(self, cause: Cause, now: float) -> None:
+        culprit = str(cause.member) if cause.member else ""
         if cause.weight is Weight.FIX_JOB:
             self._finish(Outcome(EXIT_FIX_JOB, cause.sentence, culprit, cause.detail))
         elif self._num_fruitless >= self.limits.max_restarts:

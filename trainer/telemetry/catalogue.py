@@ -162,7 +162,6 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
     *_metrics(
         Source.PSERVER,
-        ("pserver_table_keys", _G, "Keys of a table on this server.", Label("table")),
         (
             "pserver_requests_total",
             _C,
@@ -211,6 +210,13 @@ CATALOGUE: tuple[Metric, ...] = (
         ),
         ("job_checkpoint_interval_seconds", _G, "checkpoint.every_minutes in seconds; 0: only a final checkpoint."),
         ("job_heartbeat_age_seconds", _G, "Longest time that any joined member has not been heard of."),
+        ("job_table_keys", _G, "Keys of a table on all servers, as trainer 0 counted them last.", Label("table")),
+        (
+            "job_server_skew_ratio",
+            _G,
+            "Keys of a table on its fullest server over the mean of the servers, by the same count.",
+            Label("table"),
+        ),
         ("job_table_bytes", _G, "Bytes of a table's rows on all servers; memory is 1.7 times that.", Label("table")),
         ("job_admitted_keys", _G, "Keys that have an embedding, in the last checkpoint.", Label("table")),
         ("job_evicted_keys_total", _C, "Keys deleted at day boundaries.", Label("table")),

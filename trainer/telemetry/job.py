@@ -74,6 +74,10 @@ class JobTelemetry(Collector):
             ):
                 if found.get(field) is not None:
                     self.series.set(f"{_P}{name}", found[field], table=table)
+            if keys := found.get("keys"):
+                total = sum(keys)
+                self.series.set(f"{_P}table_keys", total, table=table)
+                self.series.set(f"{_P}server_skew_ratio", max(keys) * len(keys) / total if total else 1.0, table=table)
             self.series.follow(f"{_P}evicted_keys_total", found.get("evicted") or 0, table=table)
 
     def collect(self) -> Iterator[Family]:

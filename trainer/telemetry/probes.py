@@ -1,17 +1,18 @@
-"""What a running child is asked at the time of a scrape: the server's brpc page and tables, the trainer's GPUs."""
+"""What a running child is asked at the time of a scrape: the server's brpc page, the trainer's GPUs.
+
+Never its tables: a server that is asked for key counts during a load or a day boundary may crash. Trainer 0, which has
+these done, counts keys between them and tells the coordinator.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import json
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from pserver.config import table_id
 from pserver.probe import brpc_metrics
-from pserver.wire import Command, Connection
 from trainer.telemetry.series import Series
 
 _TIMEOUT_SECONDS = 1.5
@@ -25,15 +26,15 @@ class ServerProbe:
     brpc's latency `_sum` is the last seconds' mean times the count: it can shrink, is no counter, and is left out.
     """
 
-    def __init__(self, host: str, port: int, table_ids: Mapping[str, int]) -> None:
-        self._host, self._port, self._table_ids = host, port, table_ids
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
 
     @classmethod
     def of_child(cls, spec_json: str) -> ServerProbe:
         """For the server that was started with this specification (see pserver.child)."""
         spec = json.loads(spec_json)
         host, _, port = spec["endpoints"][spec["rank"]].rpartition(":")
-        return cls(host.strip("[]"), int(port), {name: table_id(name) for name in spec["tables"]})
+        return cls(host.strip("[]"), int(port))
 
     def __call__(self, series: Series) -> None:
         """Raises ServerError (an OSError) when the server does not answer."""
@@ -49,17 +50,6 @@ class ServerProbe:
         series.set("paddlewheel_pserver_requests_in_flight", page.get(f"{prefix}_{_SERVICE}_concurrency", 0.0))
         series.set("paddlewheel_pserver_connections", page.get("rpc_socket_count", 0.0))
         series.set("paddlewheel_pserver_uptime_seconds", page.get(f"{prefix}_uptime", 0.0))
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
-        # Opened anew each time: an idle connection would be one more of pserver_connections.
-        with contextlib.closing(self._connect()) as connection:
-            for table, number in self._table_ids.items():
-                connection.send(Command.PRINT_TABLE_STAT, number, deadline=deadline)
-                reply = connection.receive(deadline=deadline)
-                num_keys = int.from_bytes(bytes(reply.data)[:8], "little")
-                series.set("paddlewheel_pserver_table_keys", num_keys, table=table)
-
-    def _connect(self) -> Connection:
-        return Connection(f"{self._host}:{self._port}", connect_timeout_seconds=_TIMEOUT_SECONDS)
 
 
 def gpu_probe() -> Callable[[Series], None] | None:

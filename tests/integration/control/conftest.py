@@ -11,8 +11,8 @@ import pytest
 from tests.integration.control.jobs import Job
 
 
-@pytest.fixture
-def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+@pytest.fixture(name="start_job")
+def fixture_start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """`start_job(plan, changes, **control)`: see fake_child.py and run_fake_job.py."""
     started: list[Job] = []
 

@@ -1,7 +1,8 @@
 """Stands in for both Paddle children: speaks their protocol, and misbehaves as FAKE_PLAN says. Needs no Paddle.
 
 FAKE_PLAN is JSON: {"trainer 1": {"at_step": 5, "do": "kill", "incarnations": [1]}, "*": {"steps": 20}}.
-"do" is one of: kill, stop (SIGSTOP), hang, exit (with "code"), error (with "kind" and "message", then "code").
+"do" is one of: kill, stop (SIGSTOP), hang, exit (with "code"), error (with "kind" and "message", then "code"); when
+saving also full (a full disk) and refuse (a folder that can never be saved to).
 "at" is "start", "loading", "saving" (trainer 0: in the middle of a save) or "cursor" (each trainer: before it asks).
 
 A fake trainer trains `steps` slices of 100 rows in each of `epochs` epochs, one a step, by leases. Its model is the
@@ -71,7 +72,7 @@ class Child:
                 sys.stdout.write("a word before the end\n")
                 sys.stdout.flush()
                 os._exit(self.plan["code"])
-            case "full":
+            case "full" | "refuse":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             case "error":
                 plan = self.plan
@@ -183,7 +184,11 @@ class Trainer:
             return
         from trainer import checkpoint
 
-        saved = checkpoint.read(Path(self.spec["restore"]))
+        try:
+            saved = checkpoint.read(Path(self.spec["restore"]))
+        except checkpoint.CheckpointError as error:
+            self.child.emit("error", kind="checkpoint", message=str(error))
+            os._exit(75)
         self.seen = json.loads((saved.sparse / "seen.json").read_text())
         self.step, self.rows = saved.cursor["step"], saved.cursor["rows"]
         self.epoch = saved.cursor["position"]["epoch"]
@@ -255,7 +260,8 @@ class Trainer:
                 (draft.sparse / "pad").write_bytes(b"x" * self.plan["pad_bytes"])
             draft.finish(dense={"w": np.ones(4, np.float32)}, cursor=cursor, facts={"job": "fake", "tables": {}})
         except OSError as error:
-            answer = self.ask("commit", step=self.step, error=str(error))
+            kind = "job" if self.plan.get("do") == "refuse" else "runtime"
+            answer = self.ask("commit", step=self.step, error=str(error), kind=kind)
         else:
             answer = self.ask("commit", step=self.step, draft=str(draft.path), seconds=0.1)
         if not answer["committed"]:

@@ -1,6 +1,7 @@
 """python run_fake_job.py RUN_DIR CHANGES_JSON: the local launcher with fake children, as a process to be killed.
 
-CHANGES_JSON: {"control": {...}, "checkpoint": {...}, "train": {...}, "cluster": {...}, "resume": "auto"}.
+CHANGES_JSON: {"control": {...}, "checkpoint": {...}, "train": {...}, "cluster": {...}, "tables": {...},
+"resume": "auto", "restore": null, "real_servers": false}.
 """
 
 from __future__ import annotations
@@ -31,8 +32,16 @@ def main() -> int:
         "checkpoint": changes.get("checkpoint", {}),
         "control": quick | {"max_restarts": 0} | changes.get("control", {}),
     }
-    children = {"pserver": fake, "trainer": fake}
-    outcome = run_local(JobConfig.parse(raw), resume=changes.get("resume", "auto"), child_commands=children)
+    if "tables" in changes:
+        raw["tables"] = changes["tables"]
+        raw["data"]["sparse"] = [{"name": name, "table": name} for name in changes["tables"]]
+    children = {"trainer": fake} if changes.get("real_servers") else {"pserver": fake, "trainer": fake}
+    outcome = run_local(
+        JobConfig.parse(raw),
+        resume=changes.get("resume", "auto"),
+        restore=changes.get("restore"),
+        child_commands=children,
+    )
     sys.stdout.write(json.dumps(outcome.to_json()))
     sys.stderr.write(outcome.summary())
     return outcome.exit_code

@@ -6,6 +6,7 @@ What a fake trainer restores is the list of rows that its model has seen; fake_c
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -154,6 +155,75 @@ def test_a_damaged_checkpoint_is_put_aside(start_job: Callable[..., Job], eventu
     assert f"put aside as {newest.name}.damaged" in second.errors
     assert (newest.parent / f"{newest.name}.damaged").is_dir()
     assert second.report().exact
+
+
+@pytest.mark.parametrize("removed", [False, True], ids=["damaged", "removed"])
+def test_the_newest_checkpoint_is_lost_while_the_job_runs(
+    start_job: Callable[..., Job], eventually: Callable[..., None], removed: bool
+) -> None:
+    """The next incarnation goes on from the one before, and no row is lost or trained twice."""
+    job = start_job(SLOW, EVERY_10, max_restarts=2)
+    eventually(job.has("committed", 2), seconds=60)
+    child = job.child("trainer", 1)
+    child.suspend()  # no further checkpoint while this one is spoilt
+    newest = checkpoint.latest(job.run_dir / "checkpoints")
+    assert newest is not None
+    if removed:
+        shutil.rmtree(newest)
+    else:
+        part = newest / "sparse" / "seen.json"
+        part.write_bytes(part.read_bytes().replace(b"[", b"{", 1))
+    child.kill()
+    outcome = job.finish(100)
+    assert outcome["exit_code"] == 0, outcome
+    assert_each_row_once(job, steps=100)
+    assert outcome["num_restarts"] == 2, "one to find out, one to go on"
+    assert [story.restored for story in job.report().incarnations] == [None, int(newest.name[5:]), 10]
+    assert removed or (newest.parent / f"{newest.name}.damaged").is_dir()
+
+
+def test_a_job_that_cannot_use_a_whole_checkpoint_is_told_so(
+    start_job: Callable[..., Job], eventually: Callable[..., None]
+) -> None:
+    """The error of a restore is the job's when the checkpoint is as it was written."""
+    failing = {"at": "loading", "do": "error", "kind": "checkpoint", "message": "other tables", "code": 75}
+    plan = {**SLOW, "trainer 1": {"at_step": 15, "do": "kill", "incarnations": [1]}}
+    plan["trainer 0"] = {**failing, "incarnations": [2]}
+    outcome = start_job(plan, EVERY_10, max_restarts=3).finish(100)
+    assert outcome["exit_code"] == 64
+    assert outcome["cause"] == "trainer 0 failed: other tables"
+
+
+def test_a_folder_that_can_never_be_saved_to_ends_the_job_at_once(start_job: Callable[..., Job]) -> None:
+    plan = {**SLOW, "trainer 0": {"at": "saving", "do": "refuse"}}
+    job = start_job(plan, EVERY_10, max_restarts=3)
+    outcome = job.finish(100)
+    assert outcome["exit_code"] == 64, outcome
+    assert outcome["num_restarts"] == 0
+    assert "could not save the checkpoint of step 10" in outcome["cause"]
+
+
+def test_a_job_that_began_with_an_older_checkpoint_keeps_what_it_commits(
+    start_job: Callable[..., Job], eventually: Callable[..., None]
+) -> None:
+    """Later checkpoints of the run before neither push new ones out nor are gone on from after a loss."""
+    first = start_job(
+        {"*": {"steps": 60, "step_seconds": 0.05}}, {"checkpoint": {"every_steps": 10, "keep": 9}, **SMALL}
+    )
+    assert first.finish(100)["exit_code"] == 0
+    kept = first.run_dir / "checkpoints"
+    assert [path.name for path in checkpoint.committed(kept)] == ["step-10", "step-20", "step-30", "step-31"]
+    plan = {"*": {"steps": 60, "step_seconds": 0.05}, "trainer 1": {"at_step": 17, "do": "kill", "incarnations": [2]}}
+    changes = {"checkpoint": {"every_steps": 5, "keep": 1}, **SMALL, "restore": str(kept / "step-10")}
+    second = start_job(plan, changes, max_restarts=3)
+    outcome = second.finish(100)
+    assert outcome["exit_code"] == 0, outcome
+    assert outcome["num_restarts"] == 1
+    assert_each_row_once(second, steps=60)
+    assert [record["restore"] for record in second.records("incarnation")][1:] == [
+        str(kept / "step-10"),
+        str(kept / "step-15"),
+    ]
 
 
 def test_a_checkpoint_on_demand(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pserver import checkpoint
 from pserver.client import Client
 from pserver.config import TableConfig
-from pserver.errors import CheckpointError
+from pserver.errors import CheckpointError, LoadError
 from pserver.export import export_table
 from pserver.local import local_servers
 from pserver.lookup import Lookup
@@ -206,7 +206,7 @@ def test_loading_into_servers_that_hold_keys_is_noticed(saved, tmp_path):
     with local_servers(some, 1, tmp_path) as servers, Client(some, servers.endpoints, seed=SEED) as client:
         other = np.array([12345], np.uint64)
         client.push("adagrad", other, client.pull("adagrad", other), np.ones(1, np.float32), np.zeros(1, np.float32))
-        with pytest.raises(CheckpointError, match="empty servers"):
+        with pytest.raises(LoadError, match="empty servers"):
             client.load(directory)
 
 

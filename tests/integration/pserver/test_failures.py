@@ -18,7 +18,7 @@ import pytest
 from pserver import probe
 from pserver.client import Client
 from pserver.config import TableConfig
-from pserver.errors import CheckpointError, PullError, PushError, ServerError
+from pserver.errors import PullError, PushError, SaveError, ServerError
 from pserver.local import local_servers
 
 pytestmark = pytest.mark.processes
@@ -183,7 +183,7 @@ def test_a_full_disk_is_noticed_before_it_ends_a_server(servers, tmp_path, monke
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10_000))
     with Client(TABLES, servers.endpoints) as client:
         client.push("t", KEYS, client.pull("t", KEYS), ONES, ONES)
-        with pytest.raises(CheckpointError, match=r"1000 keys needs about 0\.\d MB, but .* has 0\.0 MB left"):
+        with pytest.raises(SaveError, match=r"1000 keys needs about 0\.\d MB, but .* has 0\.0 MB left"):
             client.save(tmp_path / "saved")
         assert sum(client.num_keys()["t"]) == 1000
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
@@ -276,9 +276,6 @@ def test_something_else_on_the_port_is_not_healthy():
 def test_metrics_of_a_server(servers):
     metrics = probe.brpc_metrics(*address(servers.endpoints[0]))
     assert metrics["process_memory_resident"] > 10_000_000
-    assert probe.num_keys(*address(servers.endpoints[0]), "t") >= 0
-    with pytest.raises(ServerError, match="PRINT_TABLE_STAT"):
-        probe.num_keys(*address(servers.endpoints[0]), "another")
 
 
 def wait_for_state(pid, state):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +133,28 @@ def test_a_cursor_of_another_version_is_refused(tmp_path: Path) -> None:
         resume.examine(plan_of(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"position": {"epoch": 0, "done": [7]}},
+        {"position": {"epoch": "x", "done": []}},
+        {"position": {}},
+        {"rows": None},
+        {"step": []},
+        {"draft": 7},
+        {"days": 5, "position": {"epoch": 0, "done": [[0, 1]]}},
+    ],
+)
+def test_a_cursor_that_is_not_ours_is_refused_with_a_sentence(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = save(tmp_path, 3)
+    cursor = {**checkpoint.read_cursor(path), **change}
+    draft = checkpoint.Draft(tmp_path / "checkpoints", ".again", 3)
+    draft.finish(dense={}, cursor=cursor, facts={})
+    checkpoint.commit(draft.path, 3, 9)
+    with pytest.raises(checkpoint.CheckpointError, match="has a cursor that paddlewheel does not write"):
+        resume.examine(plan_of(tmp_path))
+
+
 def test_damaged_ones_are_put_aside(tmp_path: Path) -> None:
     good = save(tmp_path, 1)
     damage(save(tmp_path, 2))
@@ -168,10 +193,123 @@ def test_what_a_killed_coordinator_left_is_cleared(tmp_path: Path) -> None:
 
 def test_two_coordinators_do_not_share_a_folder(tmp_path: Path) -> None:
     kept, same = open_checkpoints(str(tmp_path / "c")), open_checkpoints(str(tmp_path / "c"))
-    with kept.sole_use(), pytest.raises(DirectoryBusyError), same.sole_use():
-        pass
+    for use in (same.sole_use, same.beside_owner):
+        with kept.sole_use(), pytest.raises(DirectoryBusyError), use():
+            pass
     with same.sole_use():
         pass
+
+
+def test_two_coordinators_on_two_hosts_do_not_share_a_folder(tmp_path: Path) -> None:
+    """NFS passes on a lock of a file, not one of a folder: the other host holds the first kind alone."""
+    holder = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print('held'); input()"
+    asker = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    kept = open_checkpoints(str(tmp_path / "c"))
+    with kept.sole_use():
+        with pytest.raises(checkpoint.CheckpointError, match=r"MANIFEST\.json cannot be read"):
+            kept.commit(".none", 1, 3)  # looks at the owner, and must not lose the lock by that
+        asked = subprocess.run([sys.executable, "-c", asker, str(tmp_path / "c" / "OWNER")], capture_output=True)
+        assert b"BlockingIOError" in asked.stderr
+    words = [sys.executable, "-c", holder, str(tmp_path / "c" / "OWNER")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(DirectoryBusyError), kept.sole_use():
+            pass
+        other.communicate("\n")
+    with kept.sole_use():
+        pass
+
+
+def test_where_no_lock_holds_the_later_coordinator_is_right(tmp_path: Path) -> None:
+    kept = open_checkpoints(str(tmp_path / "checkpoints"))
+    with kept.sole_use():
+        draft = checkpoint.Draft(tmp_path / "checkpoints", ".step-1-x", 1)
+        draft.finish(dense={}, cursor={}, facts={})
+        (tmp_path / "checkpoints" / "OWNER").write_text("another")
+        with pytest.raises(checkpoint.CheckpointError, match="another coordinator has taken over"):
+            kept.commit(draft.path.name, 1, 3)
+    assert kept.committed() == []
+
+
+def names_of(run_dir: Path) -> list[str]:
+    return [path.name for path in checkpoint.committed(run_dir / "checkpoints")]
+
+
+def test_what_is_later_than_the_checkpoint_asked_for_is_put_aside(tmp_path: Path) -> None:
+    for step in (100, 200, 300):
+        save(tmp_path, step)
+    asked = tmp_path / "checkpoints" / "step-100"
+    start = prepare(plan_of(tmp_path, restore=str(asked)))
+    assert start.path == str(asked)
+    assert "2 checkpoints of later steps" in start.notes[0]
+    assert names_of(tmp_path) == ["step-100"]
+    assert {path.name for path in (tmp_path / "checkpoints").glob("set-aside-*/*")} == {"step-200", "step-300"}
+
+
+def test_what_lies_beside_a_checkpoint_from_elsewhere_is_put_aside_too(tmp_path: Path) -> None:
+    for step in (5, 7, 9):
+        save(tmp_path, step)
+    elsewhere = save(tmp_path / "elsewhere", 7)
+    assert prepare(plan_of(tmp_path, restore=str(elsewhere))).path == str(elsewhere)
+    assert names_of(tmp_path) == ["step-5"]
+
+
+def test_nothing_is_put_aside_for_a_checkpoint_that_cannot_be_used(tmp_path: Path) -> None:
+    older = save(tmp_path, 1)
+    save(tmp_path, 2)
+    damage(older)
+    with pytest.raises(checkpoint.CheckpointError, match="is damaged"):
+        prepare(plan_of(tmp_path, restore=str(older)))
+    with pytest.raises(checkpoint.CheckpointError, match="no complete checkpoint"):
+        prepare(plan_of(tmp_path, restore=str(tmp_path / "checkpoints" / "step-7")))
+    assert names_of(tmp_path) == ["step-1", "step-2"]
+
+
+def test_the_same_folder_by_another_path_is_not_put_aside(tmp_path: Path) -> None:
+    asked = save(tmp_path, 4)
+    (tmp_path / "link").symlink_to(asked.parent)
+    start = prepare(plan_of(tmp_path, restore=str(tmp_path / "link" / "step-4")))
+    assert start.path == str(tmp_path / "link" / "step-4")
+    assert names_of(tmp_path) == ["step-4"]
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_role_that_is_started_again_goes_on_from_what_it_has_committed(tmp_path: Path, once: bool) -> None:
+    """Its command still names the checkpoint that it began with; a person who names one again means it."""
+    asked = save(tmp_path, 10)
+    plan = plan_of(tmp_path, restore=str(asked), restore_once=once)
+    journal = Journal(plan.journal)
+    journal.write({"what": "run", "asked": None})
+    journal.write({"what": "committed", "path": str(asked)})
+    assert prepare(plan).path == str(asked), "that was another run"
+    journal.write({"what": "run", "asked": str(asked)})
+    journal.write({"what": "committed", "path": str(asked)})
+    assert prepare(plan).path == str(asked), "nothing was committed since"
+    newer = save(tmp_path, 12)
+    journal.write({"what": "committed", "path": str(newer)})
+    journal.write({"what": "run", "asked": str(asked)})
+    journal.close()
+    assert prepare(plan).path == str(newer if once else asked)
+
+
+def test_a_running_job_falls_back_as_a_new_start_does(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    kept = open_checkpoints(plan.checkpoint_location)
+    good, newest = save(tmp_path, 1), save(tmp_path, 3)
+    damage(save(tmp_path, 2))
+    assert resume.fall_back(plan, kept, str(newest)) == Start(str(newest)), "it is whole: the job is at fault"
+    damage(newest)
+    start = resume.fall_back(plan, kept, str(newest))
+    assert start.path == str(good)
+    assert start.cursor["step"] == 1
+    assert "step-3.damaged" in start.notes[0]
+    shutil.rmtree(good)
+    assert resume.fall_back(plan, kept, str(good)).path is None
+    fresh = plan_of(tmp_path, resume="never")
+    kept_since = save(tmp_path, 4)
+    assert resume.fall_back(fresh, kept, str(newest)).path == str(kept_since), "it has begun again already"
+    with pytest.raises(checkpoint.CheckpointError, match="no complete checkpoint"):
+        resume.fall_back(plan_of(tmp_path, restore=str(newest)), kept, str(newest))
 
 
 def test_a_finished_job_is_known_by_its_journal(tmp_path: Path) -> None:

@@ -78,3 +78,13 @@ def test_another_shape_is_refused(saved, tmp_path, change):
     with pytest.raises(CheckpointError, match=f"has {next(iter(change))}"):
         warm_start(saved.directory, tmp_path / "new", name="n", config=config(**change), seed=1, num_shards=2)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_saved_table_that_has_changed_is_refused(saved, tmp_path):
+    part = max(saved.paths(), key=lambda path: path.stat().st_size)
+    content = bytearray(part.read_bytes())
+    content[-2] ^= 1  # a digit of the last number: as many bytes and rows as before
+    part.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{part.name} has changed since it was written"):
+        warm_start(saved.directory, tmp_path / "new", name="new", config=config(), seed=9, num_shards=5)
+    assert not (tmp_path / "new").exists()
