@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import xxhash
 
-from data_pipeline.batch import Batch, Span
+from data_pipeline.batch import Batch
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset, Slice, assign, plan_epoch
 from data_pipeline.days import open_days, parse_day
@@ -27,6 +27,7 @@ from trainer.checkpoints import open_address
 from trainer.curve import LossCurve
 from trainer.dense_sync import DenseSync
 from trainer.epochs import Epochs
+from trainer.evaluate import BrokenOffError
 from trainer.exchange import Exchange, Traffic
 from trainer.growth import Growth
 from trainer.judging import Judge
@@ -78,7 +79,9 @@ class Incarnation:
         self._spec, self._link, self._signals = spec, link, signals
         self._traffic, self._growth, self._log = Traffic(), Growth(), SpanLog()
         self._coordinator = Coordinator(link)
-        self._data_counters: Counter[str] = Counter()
+        self._data_counters: Counter[str] = Counter()  # of epochs that are over
+        self._own_left_out: Counter[str] = Counter()  # of this trainer's batches, since the start
+        self._left_out_before: Counter[str] = Counter()  # of all trainers, before the restored checkpoint
         self._loader: Loader | None = None
         link.event("phase", phase="loading")
         job = spec.job
@@ -116,7 +119,7 @@ class Incarnation:
         )
         self._life = Lifecycle(used, spec.days, self._client, self._sync, link, self._growth)
         self._saver = Saver(spec, self._client, self._program, self._sync, self._life, self._coordinator, link)
-        self._judge = Judge(spec, self._eval_data, self._program, self._client, self._sync, link, self._saver)
+        self._judge = Judge(spec, self._eval_data, self._program, self._client, self._sync, link, self._saver, signals)
         self._curve = LossCurve()
         self._warm_start: dict[str, Any] | None = None
         self._ended_epoch: int | None = None  # at the restored checkpoint
@@ -139,6 +142,16 @@ class Incarnation:
 
     def run(self) -> dict[str, Any] | None:
         """Train and evaluate, or evaluate alone: the fields of the `result` event; None after an agreed stop."""
+        try:
+            return self._run()
+        except BrokenOffError:
+            # an evaluation: no push is in flight on any trainer, and what was read ahead is not in the log
+            save = max(self._sync.gather(int(self._signals.save_before_stop)))
+            if save and not self._saver.has(self._loop.progress.step):
+                self._checkpoint()
+            return None
+
+    def _run(self) -> dict[str, Any] | None:
         result: dict[str, Any] = {"mode": self._spec.mode}
         if self._spec.mode == "train":
             trained = self._train()
@@ -158,10 +171,10 @@ class Incarnation:
         self._warm_start = saved.manifest.get("warm_start")
         seen = saved.manifest.get("evaluation")
         if seen is not None:
-            self._judge.load_state(seen, kept.best())
+            self._judge.load_state(seen, kept)
         cursor, progress = saved.cursor, self._loop.progress
-        progress.step, progress.rows, progress.taken = cursor["step"], cursor["rows"], cursor["rows"]
-        progress.epoch = cursor["position"]["epoch"]
+        progress.load_state(saved.manifest.get("progress"), cursor)
+        self._left_out_before = Counter(saved.manifest.get("left_out", {}))
         if progress.epoch > 0 and not cursor["position"]["done"]:
             self._ended_epoch = progress.epoch - 1
         self._life.load_state(saved.manifest.get("lifecycle"), self._position)
@@ -259,24 +272,42 @@ class Incarnation:
             "phase_seconds": self._loop.phases.seconds,
             "passes": passes,  # of this machine's monotonic clock, reading, pulls and pushes included
         }
-        if self._saver.saved_step != progress.step:
+        if not self._saver.has(progress.step):
             self._checkpoint()
         return result | self._saver.saved
 
     def _left_out(self) -> dict[str, Any]:
-        """What the readers of all trainers did not hand to training: rows, and ids of lists that were too long."""
+        """What the readers of all trainers did not hand to training: rows, and ids of lists that were too long.
 
-        def total(name: str) -> int:
-            return sum(self._sync.gather(self._data_counters[name]))
+        Of the whole run. Rows are those of the steps taken; unreadable rows and truncated ids are counted by readers,
+        which are some batches ahead, so a restart may count a few twice.
+        """
+        counters = self._counters()
+
+        def total(name: str, own: Mapping[str, int]) -> int:
+            return self._left_out_before[name] + sum(self._sync.gather(own.get(name, 0)))
 
         lists = [feature.name for feature in self._spec.job.data.sparse if feature.multi_valued]
-        truncated = {name: total(f"truncated_ids.{name}") for name in lists}
+        truncated = {name: total(f"truncated_ids.{name}", counters) for name in lists}
         return {
-            "skipped_rows": total("skipped_rows"),  # those of unreadable files among them
-            "unreadable_rows": total("unreadable_rows"),
-            "left_out_rows": total("left_out_rows"),  # by train.negative_sampling
+            "skipped_rows": total("skipped_rows", self._own_left_out),  # those of unreadable files among them
+            "unreadable_rows": total("unreadable_rows", counters),
+            "left_out_rows": total("left_out_rows", self._own_left_out),  # by train.negative_sampling
             "truncated_ids": {name: ids for name, ids in truncated.items() if ids},
         }
+
+    def _left_out_totals(self) -> dict[str, int]:
+        """`_left_out` by the counters' names, for a checkpoint."""
+        found = self._left_out()
+        truncated = found.pop("truncated_ids")
+        return {**found, **{f"truncated_ids.{name}": ids for name, ids in truncated.items()}}
+
+    def _counters(self) -> Counter[str]:
+        """What this trainer's readers have counted so far."""
+        counted = Counter(self._data_counters)
+        if self._loader is not None:
+            counted.update(dict(self._loader.counters))  # a copy in one go: threads of the reader add names to it
+        return counted
 
     def _train_epoch(self, epoch: int) -> bool:
         """True when the epoch's rows are trained, False after an agreed stop."""
@@ -301,6 +332,7 @@ class Incarnation:
                 embedding_l2=job.train.embedding_l2,
                 wait_for_all=synchronous,
                 traffic=self._traffic,
+                tables={name: job.tables[name] for name in job.data.tables},
                 growth=self._growth,
             ) as exchange,
         ):
@@ -354,16 +386,14 @@ class Incarnation:
     def _sampled(self, batches: Iterator[Batch], epoch: int) -> Iterator[Batch]:
         """The batches, without the rows that `train.negative_sampling` leaves out."""
         config = self._spec.job.train.negative_sampling
-        if config is None:
-            return batches
+        return batches if config is None else sample_negatives(batches, config, seed=self._spec.job.seed, epoch=epoch)
 
-        def count(rows: int) -> None:
-            self._data_counters["left_out_rows"] += rows
-
-        return sample_negatives(batches, config, seed=self._spec.job.seed, epoch=epoch, on_left_out=count)
-
-    def _on_step(self, progress: Progress, spans: tuple[Span, ...], skipped: bool) -> None:
-        self._log.add(progress.epoch, spans, skipped=skipped)
+    def _on_step(self, progress: Progress, batch: Batch | None, skipped: bool) -> None:
+        if batch is not None:
+            self._log.add(progress.epoch, batch.spans, skipped=skipped)
+            taken = sum(span.num_rows for span in batch.spans)
+            self._own_left_out["skipped_rows"] += batch.num_skipped_rows
+            self._own_left_out["left_out_rows"] += taken - batch.num_rows - batch.num_skipped_rows
         if not skipped and progress.last_loss is not None:
             self._curve.add(progress.step, progress.last_loss)
         now = time.monotonic()
@@ -386,7 +416,7 @@ class Incarnation:
         progress, traffic = self._loop.progress, self._traffic
         seconds = time.monotonic() - self._started
         rate = (progress.rows - self._rows_before) / seconds if seconds > 0 else 0.0
-        counters = self._data_counters + (self._loader.counters if self._loader is not None else Counter())
+        counters = self._counters()
         self._link.event(
             "progress",
             epoch=progress.epoch,
@@ -424,6 +454,8 @@ class Incarnation:
         """See `Saver.save`."""
         facts = {
             "warm_start": self._warm_start,
+            "progress": self._loop.progress.state(),
+            "left_out": self._left_out_totals(),
             "lifecycle": self._life.state(),
             "evaluation": self._judge.state(),
         }

@@ -10,7 +10,7 @@ import pytest
 
 from trainer.config import JobConfig
 from trainer.judging import Judge
-from trainer.loop import Progress
+from trainer.loop import Progress, Signals
 from trainer.saving import Saver
 from trainer.spec import Spec
 
@@ -53,7 +53,7 @@ class Trainer:
         self.link, self.saved = Link(), []
         self.saver = Saver(spec, None, None, None, None, None, None)
         self.saver.restored_step = self.restored
-        self.judge = Scored(spec, self.scores, None, None, None, self.link, self.saver)
+        self.judge = Scored(spec, self.scores, None, None, None, self.link, self.saver, Signals())
         self.progress = Progress()
 
     def save(self):
