@@ -31,6 +31,7 @@ from trainer.telemetry.config import MetricsConfig
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 _STORES = ("s3", "gs", "hdfs")
+_MOST_ROWS_PER_STEP = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,7 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
             "train.evaluation.metric",
             f"{watch.metric} counts rows by their weight: give data.sample_weight, the column of the weight",
         )
+    yield from _check_step(job)
     yield from _check_days(job)
     if job.train.device == "cpu" and job.train.precision in {"tfloat32", "float16"}:
         yield Problem(
@@ -303,6 +305,18 @@ def _check_store(config: CheckpointConfig) -> Iterator[Problem]:
             "checkpoint.directory",
             "holds options after ? or #: set AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and the like in the environment of "
             "every process instead.",
+        )
+
+
+def _check_step(job: JobConfig) -> Iterator[Problem]:
+    """What all trainers take in one step."""
+    step_rows = job.data.batch_rows * job.cluster.trainers
+    if step_rows >= _MOST_ROWS_PER_STEP:
+        yield Problem(
+            "data.batch_rows",
+            f"is {job.data.batch_rows}, which with cluster.trainers {job.cluster.trainers} makes steps of {step_rows} "
+            f"rows, and a step can have no more than {_MOST_ROWS_PER_STEP - 1}: trainers count its rows in float32. "
+            f"Give at most {(_MOST_ROWS_PER_STEP - 1) // job.cluster.trainers}, or fewer trainers",
         )
 
 

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from data_pipeline.batch import Batch
 from data_pipeline.config import DataConfig
@@ -29,6 +31,7 @@ from trainer.dense_sync import DenseSync
 from trainer.epochs import Epochs
 from trainer.evaluate import BrokenOffError
 from trainer.exchange import Exchange, Traffic
+from trainer.first_biases import first_biases
 from trainer.growth import Growth
 from trainer.judging import Judge
 from trainer.ledger import SpanLog
@@ -122,15 +125,19 @@ class Incarnation:
         self._judge = Judge(spec, self._eval_data, self._program, self._client, self._sync, link, self._saver, signals)
         self._curve = LossCurve()
         self._warm_start: dict[str, Any] | None = None
+        self._first_predictions: dict[str, Any] | None = None  # on trainer 0: see `first_biases`
         self._ended_epoch: int | None = None  # at the restored checkpoint
         started = time.monotonic()
         if spec.restore is not None:
             self._restore(spec.restore)
         elif spec.mode == "train" and job.warm_start is not None:
             self._warm_start = self._saver.begin_warm()
+        biases = self._first_biases() if spec.restore is None and spec.mode == "train" else None
         self.load_seconds = time.monotonic() - started
         """What restoring has taken this trainer; on trainer 0 the servers' load is part of it."""
         self._sync.rendezvous()  # trainer 0 may have loaded for long
+        if biases is not None:
+            self._program.set_output_biases(self._sync.sum(biases))
         self._check_identical()
         self._started = self._reported = time.monotonic()
         self._rows_before = self._loop.progress.rows
@@ -157,7 +164,7 @@ class Incarnation:
             trained = self._train()
             if trained is None:
                 return None
-            result |= trained | {"warm_start": self._warm_start}
+            result |= trained | {"warm_start": self._warm_start, "first_predictions": self._first_predictions}
         if self._eval_data is not None:
             result["eval"] = self._judge.evaluate(self._eval_data)
             if self._spec.mode == "train" and self._spec.job.train.evaluation.keep_best:
@@ -169,6 +176,7 @@ class Incarnation:
         kept, _ = open_address(address)
         saved = self._saver.restore(address)
         self._warm_start = saved.manifest.get("warm_start")
+        self._first_predictions = saved.manifest.get("first_predictions")
         seen = saved.manifest.get("evaluation")
         if seen is not None:
             self._judge.load_state(seen, kept)
@@ -199,6 +207,19 @@ class Incarnation:
             ):
                 self._saver.count_day(tables, progress.step)
             self._life.carry_out(tables, self._position, rows=progress.taken, redone=True)
+
+    def _first_biases(self) -> NDArray[np.float64] | None:
+        """Output biases for all trainers to add up, since trainer 0 alone has found them; None: they stay at zero."""
+        job = self._spec.job
+        takes_dense = job.warm_start is not None and job.warm_start.dense
+        if not job.train.start_at_label_rate or takes_dense or not self._program.output_biases:
+            return None
+        biases_Y = np.zeros(len(job.data.labels))
+        if self._spec.rank == 0:
+            found = first_biases(self._program, self._client, self._epochs[0], self._train_data, seed=job.seed)
+            if found is not None:
+                biases_Y, self._first_predictions = found
+        return biases_Y
 
     @property
     def _position(self) -> int:
@@ -454,6 +475,7 @@ class Incarnation:
         """See `Saver.save`."""
         facts = {
             "warm_start": self._warm_start,
+            "first_predictions": self._first_predictions,
             "progress": self._loop.progress.state(),
             "left_out": self._left_out_totals(),
             "lifecycle": self._life.state(),

@@ -80,8 +80,9 @@ class Progress:
     """Where training stands. Rows and loss are those of all trainers; own_rows are this trainer's.
 
     Counts are of the whole run, over restarts (`state`); `epoch_rows`, `epoch_taken` and `own_rows` are of this
-    incarnation. `epoch_taken` are the rows that this incarnation has taken from the epoch: trained ones, those of skipped steps, and
-    those that the reader left out as unusable. `taken` are those of all epochs and incarnations, as the cursor counts.
+    incarnation. `epoch_taken` are the rows that this incarnation has taken from the epoch: trained ones, those of
+    skipped steps, and those that the reader left out as unusable. `taken` are those of all epochs and incarnations, as
+    the cursor counts.
     """
 
     epoch: int = 0

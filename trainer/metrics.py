@@ -181,7 +181,7 @@ class WeightedMetrics:
         return self.positives_N, self.negatives_N, self.sums
 
     def update(self, logit_B: Floats, label_B: Floats, weight_B: Floats) -> None:
-        """Add rows: log-odds, labels in [0, 1], weights (finite, not negative). Scores that are not finite are left out."""
+        """Add rows: log-odds (those that are not finite are left out), labels in [0, 1], weights (finite, >= 0)."""
         finite_B = np.isfinite(logit_B)
         logit_B = _float32(logit_B[finite_B])
         label_B, weight_B = np.asarray(label_B, np.float64)[finite_B], np.asarray(weight_B, np.float64)[finite_B]

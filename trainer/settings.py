@@ -73,6 +73,10 @@ class TrainConfig(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluations during training, and what follows from them."""
 
+    start_at_label_rate: bool = True
+    """Begin with output biases under which the mean prediction is the label's rate, counted on up to 65,536 rows of the
+    training data before the first step. A job that goes on, or begins with another's dense part, keeps what it has."""
+
     negative_sampling: NegativeSamplingConfig | None = None
     """Train on a share of the rows without a click. None: on all rows."""
 

@@ -102,6 +102,7 @@ class MatMul {
   MatMul() {
     if (dnnl_version()->major != 3) throw std::runtime_error("the tower's operators need oneDNN 3");
     check(dnnl_engine_create(&engine_, DNNL_CPU, 0), "engine");
+    check(dnnl_set_primitive_cache_capacity(0), "cache");
   }
 
   static MatMul& instance() {
@@ -117,8 +118,8 @@ class MatMul {
     return result;
   }
 
-  // The products used last are kept. Most jobs have a handful of row counts, one for full batches and one for the last of
-  // each epoch; with negative sampling nearly every batch has its own, and each product takes some 40 KB.
+  // The products used last are kept, here alone: oneDNN would keep a thousand more of them. Most jobs have a handful of row counts, one for full batches and one for the last of
+  // each epoch; were every batch to have its own, there would be no end to them, of half a megabyte each.
   std::shared_ptr<const Prepared> prepare(const Key& key) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = prepared_.find(key);
@@ -171,7 +172,8 @@ class MatMul {
     std::list<Key>::iterator place;  // in recent_
   };
 
-  static constexpr std::size_t kMostKept = 512;
+  // More than the largest model has in a step: with fewer, every step would make all of its products anew.
+  static constexpr std::size_t kMostKept = 256;
 
   dnnl_engine_t engine_;
   std::mutex mutex_;
