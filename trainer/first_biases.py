@@ -53,7 +53,8 @@ def first_biases(
     Args:
         program: not trained yet.
         client: pulls the rows' keys.
-        data, config, seed: what the job begins to train on. The rows looked at are a function of these.
+        data: what the job begins to train on.
+        config, seed: of the job; the rows looked at are a function of these and the data.
 
     Returns:
         The biases [Y], and what a checkpoint should say about them; None (and nothing is set) when the model has no

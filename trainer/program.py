@@ -242,8 +242,8 @@ class DenseProgram:
         rank: makes dropout differ between trainers.
         logit_shift: added to the log-odds of predictions, not in training (`trainer.sampling.logit_shift`).
         operators: precision of our operators' products; None: Paddle's own operators alone.
-        pad_rows: compute gradients with rows of weight 0 behind the batch's own, up to one of a few row counts: for jobs
-            in which each batch has another one, and would have products or a CUDA graph of its own prepared.
+        pad_rows: compute gradients with rows of weight 0 behind the batch's own, up to one of a few row counts: for a
+            job whose batches would each have another one, and so products or a CUDA graph of their own to be prepared.
 
     Raises:
         NativeError: our operators are asked for and cannot be had.
