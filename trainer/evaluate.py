@@ -176,10 +176,12 @@ def evaluate(
     """Metrics over the batches of all trainers (`Scores.merged`); every trainer gets the same.
 
     Args:
-        program, client: score the rows.
+        program: scores the rows.
+        client: pulls their keys.
         sync: all trainers.
-        batches: this trainer's.
-        labels, weighted: see `Scores`.
+        batches: this trainer's; those without rows are passed over.
+        labels: names, see `Scores`.
+        weighted: see `Scores`.
         on_rows: told how many rows were scored, batch by batch.
         is_to_stop: asked before each batch. A trainer that is to stop breaks off, and then all of them do: so whoever
             tells one to stop must tell all, or these wait for the others' rows.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.batch import Batch
 from data_pipeline.config import DataConfig
-from data_pipeline.dataset import Dataset, Slice, plan_epoch
+from data_pipeline.dataset import Dataset, Slice
 from data_pipeline.loader import Loader
 from pserver.client import Client
 from trainer.program import DenseProgram
@@ -26,7 +26,7 @@ from trainer.program import DenseProgram
 Array = NDArray[np.float64]
 
 _ROWS_COUNTED, _ROWS_PREDICTED = 65_536, 2_048
-_PLACES = 16
+_PLACES = 32
 _LARGEST_SHIFT, _ROUNDS, _CLOSE = 40.0, 30, 1e-4
 
 
@@ -46,7 +46,7 @@ class Sample:
 
 
 def first_biases(
-    program: DenseProgram, client: Client, data: Dataset, config: DataConfig, *, seed: int
+    program: DenseProgram, client: Client, data: Dataset, config: DataConfig
 ) -> tuple[Array, dict[str, Any]] | None:
     """Sets the program's output biases.
 
@@ -54,7 +54,7 @@ def first_biases(
         program: not trained yet.
         client: pulls the rows' keys.
         data: what the job begins to train on.
-        config, seed: of the job; the rows looked at are a function of these and the data.
+        config: of the job. The rows looked at are a function of data and config.
 
     Returns:
         The biases [Y], and what a checkpoint should say about them; None (and nothing is set) when the model has no
@@ -65,7 +65,7 @@ def first_biases(
     """
     if not program.output_biases:
         return None
-    sample = take_sample(data, config, seed=seed)
+    sample = take_sample(data, config)
     if sample is None:
         return None
     biases_Y = fit(program, client, sample)
@@ -78,14 +78,14 @@ def first_biases(
     return biases_Y, told
 
 
-def take_sample(data: Dataset, config: DataConfig, *, seed: int) -> Sample | None:
+def take_sample(data: Dataset, config: DataConfig) -> Sample | None:
     """Up to 65,536 rows, from places all over the data; None when none of them can be used."""
     # rows that training will put into quarantine are not to be there twice
     on_bad_row = "skip" if config.on_bad_row == "quarantine" else config.on_bad_row
     reading = config.model_copy(update={"on_bad_row": on_bad_row, "report_by": (), "group": None})
     kept: list[Batch] = []
     sums_Y, weight, num_rows, num_kept = np.zeros(len(config.labels)), 0.0, 0, 0
-    with Loader(data, reading, _places(data, seed), seed=seed, epoch=0, training=False) as loader:
+    with Loader(data, reading, _places(data), seed=0, epoch=0, training=False) as loader:
         for batch in loader:
             if not batch.num_rows:
                 continue
@@ -145,11 +145,11 @@ def _weights(batch: Batch) -> Array:
     return np.asarray(batch.sample_weight_B, np.float64)
 
 
-def _places(data: Dataset, seed: int) -> list[Slice]:
-    """The first rows of slices that lie evenly spread over the first epoch's order."""
-    plan = plan_epoch(data, seed, 0)
-    if sum(piece.num_rows for piece in plan) <= _ROWS_COUNTED:
-        return plan
-    chosen = [plan[at] for at in np.unique(np.linspace(0, len(plan) - 1, min(len(plan), _PLACES)).astype(int)).tolist()]
+def _places(data: Dataset) -> list[Slice]:
+    """The first rows of slices that lie evenly spread over the files: data may be sorted by anything."""
+    slices = data.slices()
+    if data.num_rows <= _ROWS_COUNTED:
+        return list(slices)
+    chosen = np.unique(np.linspace(0, len(slices) - 1, min(len(slices), _PLACES)).round().astype(int)).tolist()
     rows = -(-_ROWS_COUNTED // len(chosen))
-    return [replace(piece, num_rows=min(piece.num_rows, rows)) for piece in chosen]
+    return [replace(slices[at], num_rows=min(slices[at].num_rows, rows)) for at in chosen]

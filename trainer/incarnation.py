@@ -216,7 +216,7 @@ class Incarnation:
             return None
         biases_Y = np.zeros(len(job.data.labels))
         if self._spec.rank == 0:
-            found = first_biases(self._program, self._client, self._epochs[0], self._train_data, seed=job.seed)
+            found = first_biases(self._program, self._client, self._epochs[0], self._train_data)
             if found is not None:
                 biases_Y, self._first_predictions = found
         return biases_Y

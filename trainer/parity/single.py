@@ -37,7 +37,7 @@ def run(job: JobConfig) -> dict[str, Any]:
     program = dense_program(job, layouts(job.data, tables), rank=0)
     data = Dataset.open(job.data.train, job.data)
     if job.train.start_at_label_rate:
-        first_biases(program, client, data, job.data, seed=job.seed)
+        first_biases(program, client, data, job.data)
     total_steps = -(-data.num_rows // job.data.batch_rows) * job.train.epochs
     loop = TrainLoop(
         program,
