@@ -140,7 +140,7 @@ class Incarnation:
             self._program.set_output_biases(self._sync.sum(biases))
         self._check_identical()
         self._started = self._reported = time.monotonic()
-        self._rows_before = self._loop.progress.rows
+        self._rows_before, self._taken_before = self._loop.progress.rows, self._loop.progress.taken
 
     @property
     def first_step(self) -> int:
@@ -449,7 +449,7 @@ class Incarnation:
             loss=progress.last_loss,
             auc=self._loop.running.report().auc,
             rows_per_second=rate,
-            seconds_left=(self._epochs.num_rows - progress.rows) / rate if rate else None,
+            seconds_left=self._seconds_left(seconds),
             bad_steps=progress.bad_steps,
             phase_seconds=self._loop.phases.seconds,
             # for the metrics
@@ -470,6 +470,12 @@ class Incarnation:
                 "lease": self._coordinator.lease_waits.to_json(),
             },
         )
+
+    def _seconds_left(self, seconds: float) -> float | None:
+        """At the pace of the seconds since the start. Rows that are left out are gone through, too."""
+        taken = self._loop.progress.taken
+        done = taken - self._taken_before
+        return (self._epochs.num_rows - taken) * seconds / done if done > 0 else None
 
     def _checkpoint(self, advance_day: Sequence[str] = ()) -> bool:
         """See `Saver.save`."""

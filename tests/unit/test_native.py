@@ -323,10 +323,10 @@ def test_the_products_kept_for_row_counts_that_differ_are_bounded() -> None:
                 tables={"t": SimpleNamespace(single_BF=index, index={}, weights={})})
             program.gradients(batch, {"t": np.zeros((8, 5), np.float32)})
 
-        for rows in range(100, 150):
+        for rows in range(100, 190):
             step(rows)
         before = psutil.Process().memory_info().rss
-        for rows in range(150, 250):
+        for rows in range(190, 290):
             step(rows)
         print("grown", (psutil.Process().memory_info().rss - before) >> 20)
     """

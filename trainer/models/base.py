@@ -212,8 +212,8 @@ class Tower(paddle.nn.Layer):  # type: ignore[misc]
 
 def biases(*layers: Any) -> list[tuple[Variable, int]]:
     """`Model.output_biases` of linear layers, or of towers' last ones, whose outputs are the labels in order."""
-    found = [layer.output.bias if isinstance(layer, Tower) else layer.bias for layer in layers]
-    return [(bias, place) for bias in found for place in range(int(np.prod(bias.shape)))]
+    last = [layer.output if isinstance(layer, Tower) else layer for layer in layers]
+    return [(each.bias, place) for each in last for place in range(int(np.prod(each.bias.shape)))]
 
 
 class Linear(paddle.nn.Linear):  # type: ignore[misc]

@@ -173,7 +173,7 @@ class MatMul {
   };
 
   // More than the largest model has in a step: with fewer, every step would make all of its products anew.
-  static constexpr std::size_t kMostKept = 256;
+  static constexpr std::size_t kMostKept = 512;
 
   dnnl_engine_t engine_;
   std::mutex mutex_;
