@@ -265,8 +265,8 @@ def test_staging_without_a_store(write) -> None:
 
 def test_a_step_of_more_rows_than_float32_counts_is_refused(write) -> None:
     """The trainers add up the rows of a step in float32, which has no 16,777,217."""
-    JobConfig.load(write(), ["data.batch_rows=4194303", "cluster.trainers=4"])
-    said = refusal(write(), "data.batch_rows=4194304", "cluster.trainers=4")
-    assert "data.batch_rows: is 4194304" in said
+    JobConfig.load(write(), ["data.batch_rows=1048575", "cluster.trainers=16"])
+    said = refusal(write(), "data.batch_rows=1048576", "cluster.trainers=16")
+    assert "data.batch_rows: is 1048576" in said
     assert "steps of 16777216 rows" in said
-    assert "at most 4194303" in said
+    assert "at most 1048575" in said

@@ -212,7 +212,7 @@ class Tower(paddle.nn.Layer):  # type: ignore[misc]
 
 def biases(*layers: Any) -> list[tuple[Variable, int]]:
     """`Model.output_biases` of linear layers, or of towers' last ones, whose outputs are the labels in order."""
-    last = [layer.output if isinstance(layer, Tower) else layer for layer in layers]
+    last: list[Any] = [layer.output if isinstance(layer, Tower) else layer for layer in layers]
     return [(each.bias, place) for each in last for place in range(int(np.prod(each.bias.shape)))]
 
 
