@@ -130,8 +130,9 @@ class Loader:
 
     `slices` may be lazy: it is asked for a slice only when more rows are needed, in the thread that iterates.
     `resume` holds rows already handed out by slice index; with the slices of the interrupted run the continuation is
-    identical. All batches are full but the last. Raises DataError for unreadable files and, unless `on_bad_row` says
-    otherwise, for bad rows.
+    identical. All batches are full but the last; that one has spans and no rows when the rows that were left are all
+    unusable, so that whoever counts rows by spans hears of each. Raises DataError for unreadable files and, unless
+    `on_bad_row` says otherwise, for bad rows.
     """
 
     def __init__(
@@ -182,15 +183,14 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        while not self._closed:
-            batch = next(self._batches)
-            for span in batch.spans:
-                self._done[span.slice_index] = span.row_start + span.num_rows
-            self.counters["rows"] += batch.num_rows
-            self.counters["skipped_rows"] += batch.num_skipped_rows
-            if batch.num_rows:
-                return batch
-        raise StopIteration
+        if self._closed:
+            raise StopIteration
+        batch = next(self._batches)
+        for span in batch.spans:
+            self._done[span.slice_index] = span.row_start + span.num_rows
+        self.counters["rows"] += batch.num_rows
+        self.counters["skipped_rows"] += batch.num_skipped_rows
+        return batch
 
     def state(self) -> dict[int, int]:
         """Rows handed out so far, by slice index, those of `resume` included."""

@@ -94,8 +94,8 @@ class Lifecycle(_Frozen):
     every_rows: int | None = Field(
         default=None,
         ge=1,
-        description="Rows of all trainers between day boundaries, for data without days; null: only `train.days` makes "
-        "boundaries.",
+        description="Rows of all trainers between day boundaries, for data without days, those that cannot be used "
+        "counted; a step that passes several multiples makes one boundary. null: only `train.days` makes boundaries.",
     )
     show_click_decay: float = Field(
         default=1.0, gt=0, le=1, description="Shows and clicks of every key are multiplied by this at a day boundary."

@@ -30,7 +30,8 @@ def warm_start(
 
     source: a saved table's folder, or an exported table's. Accumulators are kept when a saved table has the same rule,
     else they begin anew. Keys that `source` lacks start fresh, as everywhere. Raises CheckpointError when the widths
-    differ, one of the two has no first-order weights, or a saved table has changed since it was saved; exported tables
+    differ, one of the two has no first-order weights, a saved table has changed since it was saved, or what `source`
+    has learnt does not fit into this table's `weight_bounds`: the first push of a key would cut it. Exported tables
     hold no hashes of their own, so whoever knows those looks first.
     """
     is_saved = (source / checkpoint.DESCRIPTION).exists()
@@ -48,7 +49,9 @@ def warm_start(
         path = Path(temporary) / "part"
         with path.open("wb") as file:
             for rows in _saved_rows(source, config) if is_saved else _exported_rows(source, config):
-                _write_lines(_with_changes(rows, config, initializer), file)
+                changed = _with_changes(rows, config, initializer)
+                _check_bounds(changed, name, config, source, slack=config.initial_range + was.initial_range)
+                _write_lines(changed, file)
         checkpoint.spread([path], directory / f"{table_id(name):03d}", num_shards)
         return checkpoint.record(directory, name, config, seed, num_shards)
 
@@ -110,6 +113,20 @@ def _with_changes(rows: checkpoint.Rows, config: TableConfig, initializer: Initi
     start_NW = initializer.effective(none_NW, rows.keys_N, np.ones(len(rows), np.bool_))
     change_NK = rows.embedding_NK - start_NW[:, int(config.first_order) :]
     return replace(rows, embedding_NK=change_NK)
+
+
+def _check_bounds(rows: checkpoint.Rows, name: str, config: TableConfig, source: Path, *, slack: float) -> None:
+    """Refuse vectors that the rule would cut. slack: what lies between two tables' initial vectors may be cut."""
+    low, high = config.optimizer.weight_bounds
+    parts = [rows.first_order_N, rows.embedding_NK[rows.has_embedding_N]]
+    least = min((float(part.min()) for part in parts if part.size), default=0.0)
+    most = max((float(part.max()) for part in parts if part.size), default=0.0)
+    if least < low - slack or most > high + slack:
+        raise CheckpointError(
+            f"table {name!r} has optimizer.weight_bounds [{low:g}, {high:g}], but weights of {source} lie {least:g} to "
+            f"{most:g} from where this table's begin, and the first push of their keys would cut them to the bounds. "
+            f"Give bounds that hold them (the default is [-10, 10]), or start the table fresh"
+        )
 
 
 def _write_lines(rows: checkpoint.Rows, file: IO[bytes]) -> None:

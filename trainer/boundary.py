@@ -5,7 +5,9 @@ checkpoint holds is always the one before the boundary, and whoever goes on from
 finds the boundary due and carries it out once.
 
 By days, the position is the number of days trained; otherwise it is the number of rows, and each table has its own
-`lifecycle.every_rows`.
+`lifecycle.every_rows`. Boundaries follow steps, so a step that passes several multiples (which takes a long stretch of
+rows that cannot be used) makes one boundary and not several in a row: decay and unseen days are for keys that training
+went by, and nothing was trained between those multiples.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from trainer.config import ConfigError
 from trainer.dense_sync import PeerLostError
 from trainer.incarnation import Incarnation
 from trainer.link import AgentLink
-from trainer.loop import Signals
+from trainer.loop import BadStepsError, RowsLostError, Signals
 from trainer.spec import Spec
 
 EXIT_DONE, EXIT_FIX_JOB, EXIT_RETRY, EXIT_STOPPED = 0, 64, 75, 143
@@ -54,9 +54,9 @@ def run(spec_line: str, link: AgentLink, signals: Signals) -> int:
             if result is None:
                 return EXIT_STOPPED
             link.event("result", **result)
-    except DataError as error:
+    except (DataError, RowsLostError) as error:
         return _failed(link, "data", str(error), EXIT_FIX_JOB)
-    except (ConfigError, RefusedError, RequirementError, _FixJobError) as error:
+    except (ConfigError, RefusedError, RequirementError, BadStepsError, _FixJobError) as error:
         return _failed(link, "job", str(error), EXIT_FIX_JOB)
     except UnavailableError as error:
         return _failed(link, "runtime", str(error), EXIT_RETRY)

@@ -33,6 +33,7 @@ from trainer.telemetry.config import MetricsConfig
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 _STORES = ("s3", "gs", "hdfs")
+_MOST_ROWS_PER_STEP = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -234,6 +235,7 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
             "train.evaluation.metric",
             f"{watch.metric} counts rows by their weight: give data.sample_weight, the column of the weight",
         )
+    yield from _check_step(job)
     yield from _check_days(job)
     if job.train.device == "cpu" and job.train.precision in {"tfloat32", "float16"}:
         yield Problem(
@@ -374,6 +376,18 @@ def _not_finite(value: Any, path: str = "") -> Iterator[Problem]:
     elif isinstance(value, (list, tuple)):
         for index, inner in enumerate(value):
             yield from _not_finite(inner, f"{path}.{index}")
+
+
+def _check_step(job: JobConfig) -> Iterator[Problem]:
+    """What all trainers take in one step."""
+    step_rows = job.data.batch_rows * job.cluster.trainers
+    if step_rows >= _MOST_ROWS_PER_STEP:
+        yield Problem(
+            "data.batch_rows",
+            f"is {job.data.batch_rows}, which with cluster.trainers {job.cluster.trainers} makes steps of {step_rows} "
+            f"rows, and a step can have no more than {_MOST_ROWS_PER_STEP - 1}: trainers count its rows in float32. "
+            f"Give at most {(_MOST_ROWS_PER_STEP - 1) // job.cluster.trainers}, or fewer trainers",
+        )
 
 
 def _check_days(job: JobConfig) -> Iterator[Problem]:

@@ -27,6 +27,10 @@ _ROWS_PER_MERGE = 4_000_000
 _SLICES_REPORTED = 100
 
 
+class BrokenOffError(Exception):
+    """An evaluation was to stop before all rows were scored. It says nothing then."""
+
+
 class Scores:
     """Metrics of every label over scored batches.
 
@@ -167,14 +171,36 @@ def evaluate(
     labels: Sequence[str] = ("click",),
     weighted: bool = False,
     on_rows: Callable[[int], None] | None = None,
+    is_to_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Metrics over the batches of all trainers (`Scores.merged`); every trainer gets the same."""
+    """Metrics over the batches of all trainers (`Scores.merged`); every trainer gets the same.
+
+    Args:
+        program: scores the rows.
+        client: pulls their keys.
+        sync: all trainers.
+        batches: this trainer's; those without rows are passed over.
+        labels: names, see `Scores`.
+        weighted: see `Scores`.
+        on_rows: told how many rows were scored, batch by batch.
+        is_to_stop: asked before each batch. A trainer that is to stop breaks off, and then all of them do: so whoever
+            tells one to stop must tell all, or these wait for the others' rows.
+
+    Raises:
+        BrokenOffError: on all trainers, when one broke off.
+    """
     scores = Scores(labels, weighted=weighted)
-    with Exchange(client, batches, max_staleness_steps=PULL_AHEAD) as exchange:
+    broken_off = False
+    with Exchange(client, (b for b in batches if b.num_rows), max_staleness_steps=PULL_AHEAD) as exchange:
         for batch, rows in exchange:
+            if is_to_stop():
+                broken_off = True
+                break
             scores.update(batch, program.predict(batch, rows))
             exchange.skip()
             if on_rows is not None:
                 on_rows(batch.num_rows)
     sync.rendezvous()  # some may have had more rows
+    if max(sync.gather(int(broken_off))):
+        raise BrokenOffError
     return scores.merged(sync)

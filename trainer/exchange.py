@@ -3,6 +3,10 @@
 One thread pulls, one pushes; both spend their time inside Paddle without the GIL. The step that trains batch t uses
 values that lack at most the pushes of the `max_staleness_steps` batches before t (of this trainer).
 
+A key below its table's `admission` is pulled with an embedding of zeros, whatever the servers hold: it may have had one
+and lost shows since. A gradient computed at those zeros says nothing about the vector that lies there, so it is not
+pushed; the first-order weight, which counts from the first row on, is.
+
 Legend: B batch rows, F features, U unique keys of a table, W floats of a pulled row.
 """
 
@@ -23,6 +27,7 @@ from typing_extensions import Self
 
 from data_pipeline.batch import Batch, TableKeys
 from pserver.client import Client
+from pserver.config import Tables
 from trainer.growth import Growth
 from trainer.telemetry import DurationHistogram
 
@@ -56,12 +61,29 @@ class Traffic:
     ready_batches: int = 0
 
 
+class _Pulled(NamedTuple):
+    """What the servers gave for a batch, by table: values [U, W], and of tables with an admission who passed it [U]."""
+
+    rows: dict[str, Floats]
+    admitted: dict[str, NDArray[np.bool_]]
+
+
 class _Ready(NamedTuple):
     """A batch with what was pulled for it. era: how many day boundaries the pull had behind it."""
 
     batch: Batch
-    rows: dict[str, Floats]
+    pulled: _Pulled
     era: int
+
+
+class _Push(NamedTuple):
+    """number: of the batch, from 0."""
+
+    number: int
+    batch: Batch
+    rows: Mapping[str, Floats]
+    admitted: Mapping[str, NDArray[np.bool_]]
+    gradients: Mapping[str, Floats]
 
 
 class Exchange:
@@ -73,6 +95,7 @@ class Exchange:
         max_staleness_steps: see the module's docstring.
         embedding_l2: L2 penalty per occurrence, added to the gradients before the push.
         wait_for_all: a push counts as applied only after `release`, so that several trainers can keep one step.
+        tables: of the batches, if something is pushed: those with an admission need care (see the module).
         traffic: counts what is moved.
         growth: counts keys that are new; None: nobody asks.
     """
@@ -85,20 +108,25 @@ class Exchange:
         max_staleness_steps: int,
         embedding_l2: float = 0.0,
         wait_for_all: bool = False,
+        tables: Tables | None = None,
         traffic: Traffic | None = None,
         growth: Growth | None = None,
     ) -> None:
         self._client, self._batches, self._l2 = client, batches, embedding_l2
         self._staleness = max_staleness_steps
-        self._settled = 0  # batches whose push has reached the servers, or that were skipped
+        self._settled = 0  # so many batches, the first ones, were skipped or their push has reached the servers
+        self._settled_early: set[int] = set()  # numbers of later ones: a skip overtakes the push before it
         self._released = 0  # the same, as far as pulls may count on it
         self._wait_for_all = wait_for_all
+        self._first_order = {n: t.first_order for n, t in (tables or {}).items() if t.admission is not None}
         self._changed = threading.Condition()
         self._closed = False
         self._error: BaseException | None = None
         self._ready: queue.Queue[_Ready | BaseException] = queue.Queue(maxsize=max_staleness_steps + 1)
-        self._pushes: queue.Queue[tuple[Batch, Mapping[str, Floats], Mapping[str, Floats]] | None] = queue.Queue()
+        self._pushes: queue.Queue[_Push | None] = queue.Queue()
         self._taken = 0
+        self._admitted: Mapping[str, NDArray[np.bool_]] = {}  # of the batch that was taken last
+        self._has_first = threading.Event()
         self._pulling = self._held = False
         self._era = 0
         self._traffic, self._growth = traffic or Traffic(), growth
@@ -123,17 +151,23 @@ class Exchange:
         if isinstance(item, BaseException):
             self._ready.put(item)
             raise item
-        rows = item.rows if item.era == self._era else self._pull(item.batch)
+        pulled = item.pulled if item.era == self._era else self._pull(item.batch)
         self._taken += 1
-        return item.batch, rows
+        self._admitted = pulled.admitted
+        return item.batch, pulled.rows
+
+    def wait_for_first(self) -> None:
+        """Return when the first item, or the end, can be had without waiting. Raises what the threads raised."""
+        while not self._has_first.wait(0.2):
+            self._raise_error()
 
     def push(self, batch: Batch, rows: Mapping[str, Floats], gradients: Mapping[str, Floats]) -> None:
         """Send the gradients of the item just taken; returns at once."""
-        self._pushes.put((batch, rows, gradients))
+        self._pushes.put(_Push(self._taken - 1, batch, rows, self._admitted, gradients))
 
     def skip(self) -> None:
         """The item just taken changes nothing."""
-        self._settle()
+        self._settle(self._taken - 1)
 
     def drain(self) -> None:
         """Return when every push so far is applied on the servers."""
@@ -192,9 +226,12 @@ class Exchange:
         if self._error is not None:
             raise self._error
 
-    def _settle(self) -> None:
+    def _settle(self, number: int) -> None:
         with self._changed:
-            self._settled += 1
+            self._settled_early.add(number)
+            while self._settled in self._settled_early:
+                self._settled_early.remove(self._settled)
+                self._settled += 1
             if not self._wait_for_all:
                 self._released = self._settled
             self._changed.notify_all()
@@ -211,51 +248,70 @@ class Exchange:
                     self._traffic.staleness_steps = number - self._settled
                     self._pulling, era = True, self._era
                 try:
-                    rows = self._pull(batch, self._growth)
+                    pulled = self._pull(batch, self._growth)
                 finally:
                     with self._changed:
                         self._pulling = False
                         self._changed.notify_all()
-                self._ready.put(_Ready(batch, rows, era))
+                self._ready.put(_Ready(batch, pulled, era))
+                self._has_first.set()
                 self._traffic.ready_batches = self._ready.qsize()
         except BaseException as error:  # noqa: BLE001  raised again in the training thread
             self._ready.put(error)
         else:
             self._ready.put(StopIteration())
+        finally:
+            self._has_first.set()
 
     def _must_wait(self, number: int) -> bool:
         """Whether batch `number` may not be pulled yet."""
         return self._held or self._released < number - self._staleness
 
-    def _pull(self, batch: Batch, growth: Growth | None = None) -> dict[str, Floats]:
+    def _pull(self, batch: Batch, growth: Growth | None = None) -> _Pulled:
         start = time.perf_counter()
-        if growth is None:
-            rows = {name: self._client.pull(name, keys.keys_U) for name, keys in batch.tables.items()}
+        if growth is None and not self._first_order:
+            pulled = _Pulled({name: self._client.pull(name, keys.keys_U) for name, keys in batch.tables.items()}, {})
         else:
-            pulled = {name: self._client.pull_with_counts(name, keys.keys_U) for name, keys in batch.tables.items()}
-            rows = {name: found.values_UW for name, found in pulled.items()}
-            growth.observe(batch, {name: found.shows_U for name, found in pulled.items()})
+            found = {name: self._client.pull_with_counts(name, keys.keys_U) for name, keys in batch.tables.items()}
+            pulled = _Pulled(
+                {name: each.values_UW for name, each in found.items()},
+                {name: each.admitted_U for name, each in found.items() if name in self._first_order},
+            )
+            if growth is not None:
+                growth.observe(batch, {name: each.shows_U for name, each in found.items()})
+        rows = pulled.rows
         self._traffic.pulls.observe(time.perf_counter() - start)
         self._traffic.pulled_keys += sum(len(values) for values in rows.values())
         self._traffic.pulled_bytes += sum(values.nbytes for values in rows.values())
-        return rows
+        return pulled
 
     def _push_all(self) -> None:
         try:
             while (item := self._pushes.get()) is not None:
                 start = time.perf_counter()
-                self._push(*item)
+                self._push(item)
                 self._traffic.pushes.observe(time.perf_counter() - start)
-                self._settle()
+                self._settle(item.number)
         except BaseException as error:  # noqa: BLE001  raised again in the training thread
             self._fail(error)
 
-    def _push(self, batch: Batch, rows: Mapping[str, Floats], gradients: Mapping[str, Floats]) -> None:
+    def _push(self, item: _Push) -> None:
+        batch, rows = item.batch, item.rows
         for name, keys in batch.tables.items():
             if len(keys.keys_U):
                 shows_U, clicks_U = occurrences(keys, batch.labels_BL[:, 0])
-                grads_UW = gradients[name]
+                grads_UW = item.gradients[name]
                 if self._l2:
                     grads_UW = grads_UW + self._l2 * shows_U[:, None] * rows[name]
+                if name in item.admitted:
+                    grads_UW = _admitted_part(grads_UW, item.admitted[name], first_order=self._first_order[name])
                 self._client.push(name, keys.keys_U, grads_UW, shows_U, clicks_U)
                 self._traffic.pushed_bytes += grads_UW.nbytes
+
+
+def _admitted_part(grads_UW: Floats, admitted_U: NDArray[np.bool_], *, first_order: bool) -> Floats:
+    """The gradients, without those of embeddings that nobody saw."""
+    if admitted_U.all():
+        return grads_UW
+    first = int(first_order)
+    return np.concatenate([grads_UW[:, :first], np.where(admitted_U[:, None], grads_UW[:, first:], 0.0)], axis=1)

@@ -9,6 +9,7 @@ Legend: U unique keys of a table in a batch, P positions (U + 1, position 0 is n
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Mapping
 
@@ -19,22 +20,29 @@ from data_pipeline.batch import Batch, TableKeys
 
 
 class Growth:
-    """Counts since the start of this trainer. For one writing thread; readers may be a batch behind."""
+    """Counts since the start of this trainer. For one writing thread; others read copies (`counts`)."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # names come up while others read
         self.new_keys: Counter[str] = Counter()
         """By table."""
         self.new_keys_of_features: Counter[str] = Counter()
         """By feature; a key that several features bring counts for each."""
 
+    def counts(self) -> tuple[Counter[str], Counter[str]]:
+        """Copies of both, as of one batch. From any thread."""
+        with self._lock:
+            return Counter(self.new_keys), Counter(self.new_keys_of_features)
+
     def observe(self, batch: Batch, shows: Mapping[str, NDArray[np.float32]]) -> None:
         """Take a batch and how often the servers had been shown its keys: [U] by table."""
-        for name, keys in batch.tables.items():
-            is_new_U = shows[name] == 0
-            count = int(np.count_nonzero(is_new_U))
-            if count:
-                self.new_keys[name] += count
-                self._observe_features(keys, is_new_U)
+        with self._lock:
+            for name, keys in batch.tables.items():
+                is_new_U = shows[name] == 0
+                count = int(np.count_nonzero(is_new_U))
+                if count:
+                    self.new_keys[name] += count
+                    self._observe_features(keys, is_new_U)
 
     def _observe_features(self, keys: TableKeys, is_new_U: NDArray[np.bool_]) -> None:
         is_new_P = np.concatenate([[False], is_new_U])

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from data_pipeline.batch import Batch, Span
+from data_pipeline.batch import Batch
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset, Slice, assign, plan_epoch
 from data_pipeline.days import open_days, parse_day
@@ -29,7 +31,9 @@ from trainer.checkpoints import open_address
 from trainer.curve import LossCurve
 from trainer.dense_sync import DenseSync
 from trainer.epochs import Epochs
+from trainer.evaluate import BrokenOffError
 from trainer.exchange import Exchange, Traffic
+from trainer.first_biases import first_biases
 from trainer.growth import Growth
 from trainer.judging import Judge
 from trainer.ledger import SpanLog
@@ -81,7 +85,9 @@ class Incarnation:
         self._spec, self._link, self._signals = spec, link, signals
         self._traffic, self._growth, self._log = Traffic(), Growth(), SpanLog()
         self._coordinator = Coordinator(link)
-        self._data_counters: Counter[str] = Counter()
+        self._data_counters: Counter[str] = Counter()  # of epochs that are over
+        self._own_left_out: Counter[str] = Counter()  # of this trainer's batches, since the start
+        self._left_out_before: Counter[str] = Counter()  # of all trainers, before the restored checkpoint
         self._loader: Loader | None = None
         link.event("phase", phase="loading")
         job = spec.job
@@ -120,22 +126,26 @@ class Incarnation:
         )
         self._life = Lifecycle(used, spec.days, self._client, self._sync, link, self._growth)
         self._saver = Saver(spec, self._client, self._program, self._sync, self._life, self._coordinator, link)
-        self._judge = Judge(spec, self._eval_data, self._program, self._client, self._sync, link, self._saver)
+        self._judge = Judge(spec, self._eval_data, self._program, self._client, self._sync, link, self._saver, signals)
         self._curve = LossCurve()
         self._warm_start: dict[str, Any] | None = None
+        self._first_predictions: dict[str, Any] | None = None  # on trainer 0: see `first_biases`
         self._ended_epoch: int | None = None  # at the restored checkpoint
         started = time.monotonic()
         if spec.restore is not None:
             self._restore(spec.restore)
         elif spec.mode == "train" and job.warm_start is not None:
             self._warm_start = self._saver.begin_warm(self._inputs)
+        biases = self._first_biases() if spec.restore is None and spec.mode == "train" else None
         self.load_seconds = time.monotonic() - started
         """What restoring has taken this trainer; on trainer 0 the servers' load is part of it."""
         self._sync.rendezvous()  # trainer 0 may have loaded for long
         self._check_same_inputs()
+        if biases is not None:
+            self._program.set_output_biases(self._sync.sum(biases))
         self._check_identical()
         self._started = self._reported = time.monotonic()
-        self._rows_before = self._loop.progress.rows
+        self._rows_before, self._taken_before = self._loop.progress.rows, self._loop.progress.taken
 
     @property
     def first_step(self) -> int:
@@ -144,12 +154,22 @@ class Incarnation:
 
     def run(self) -> dict[str, Any] | None:
         """Train and evaluate, or evaluate alone: the fields of the `result` event; None after an agreed stop."""
+        try:
+            return self._run()
+        except BrokenOffError:
+            # an evaluation: no push is in flight on any trainer, and what was read ahead is not in the log
+            save = max(self._sync.gather(int(self._signals.save_before_stop)))
+            if save and not self._saver.has(self._loop.progress.step):
+                self._checkpoint()
+            return None
+
+    def _run(self) -> dict[str, Any] | None:
         result: dict[str, Any] = {"mode": self._spec.mode}
         if self._spec.mode == "train":
             trained = self._train()
             if trained is None:
                 return None
-            result |= trained | {"warm_start": self._warm_start}
+            result |= trained | {"warm_start": self._warm_start, "first_predictions": self._first_predictions}
         if self._eval_data is not None:
             result["eval"] = self._judge.evaluate(self._eval_data)
             if self._spec.mode == "train" and self._spec.job.train.evaluation.keep_best:
@@ -161,12 +181,13 @@ class Incarnation:
         kept, _ = open_address(address)
         saved = self._saver.restore(address)
         self._warm_start = saved.manifest.get("warm_start")
+        self._first_predictions = saved.manifest.get("first_predictions")
         seen = saved.manifest.get("evaluation")
         if seen is not None:
-            self._judge.load_state(seen, kept.best())
+            self._judge.load_state(seen, kept)
         cursor, progress = saved.cursor, self._loop.progress
-        progress.step, progress.rows, progress.taken = cursor["step"], cursor["rows"], cursor["rows"]
-        progress.epoch = cursor["position"]["epoch"]
+        progress.load_state(saved.manifest.get("progress"), cursor)
+        self._left_out_before = Counter(saved.manifest.get("left_out", {}))
         if progress.epoch > 0 and not cursor["position"]["done"]:
             self._ended_epoch = progress.epoch - 1
         self._life.load_state(saved.manifest.get("lifecycle"), self._position)
@@ -191,6 +212,19 @@ class Incarnation:
             ):
                 self._saver.count_day(tables, progress.step)
             self._life.carry_out(tables, self._position, rows=progress.taken, redone=True)
+
+    def _first_biases(self) -> NDArray[np.float64] | None:
+        """Output biases for all trainers to add up, since trainer 0 alone has found them; None: they stay at zero."""
+        job = self._spec.job
+        takes_dense = job.warm_start is not None and job.warm_start.dense
+        if not job.train.start_at_label_rate or takes_dense or not self._program.output_biases:
+            return None
+        biases_Y = np.zeros(len(job.data.labels))
+        if self._spec.rank == 0:
+            found = first_biases(self._program, self._client, self._epochs[0], self._train_data)
+            if found is not None:
+                biases_Y, self._first_predictions = found
+        return biases_Y
 
     @property
     def _position(self) -> int:
@@ -298,24 +332,42 @@ class Incarnation:
             "phase_seconds": self._loop.phases.seconds,
             "passes": passes,  # of this machine's monotonic clock, reading, pulls and pushes included
         }
-        if self._saver.saved_step != progress.step:
+        if not self._saver.has(progress.step):
             self._checkpoint()
         return result | self._saver.saved
 
     def _left_out(self) -> dict[str, Any]:
-        """What the readers of all trainers did not hand to training: rows, and ids of lists that were too long."""
+        """What the readers of all trainers did not hand to training: rows, and ids of lists that were too long.
 
-        def total(name: str) -> int:
-            return sum(self._sync.gather(self._data_counters[name]))
+        Of the whole run. Rows are those of the steps taken; unreadable rows and truncated ids are counted by readers,
+        which are some batches ahead, so a restart may count a few twice.
+        """
+        counters = self._counters()
+
+        def total(name: str, own: Mapping[str, int]) -> int:
+            return self._left_out_before[name] + sum(self._sync.gather(own.get(name, 0)))
 
         lists = [feature.name for feature in self._spec.job.data.sparse if feature.multi_valued]
-        truncated = {name: total(f"truncated_ids.{name}") for name in lists}
+        truncated = {name: total(f"truncated_ids.{name}", counters) for name in lists}
         return {
-            "skipped_rows": total("skipped_rows"),  # those of unreadable files among them
-            "unreadable_rows": total("unreadable_rows"),
-            "left_out_rows": total("left_out_rows"),  # by train.negative_sampling
+            "skipped_rows": total("skipped_rows", self._own_left_out),  # those of unreadable files among them
+            "unreadable_rows": total("unreadable_rows", counters),
+            "left_out_rows": total("left_out_rows", self._own_left_out),  # by train.negative_sampling
             "truncated_ids": {name: ids for name, ids in truncated.items() if ids},
         }
+
+    def _left_out_totals(self) -> dict[str, int]:
+        """`_left_out` by the counters' names, for a checkpoint."""
+        found = self._left_out()
+        truncated = found.pop("truncated_ids")
+        return {**found, **{f"truncated_ids.{name}": ids for name, ids in truncated.items()}}
+
+    def _counters(self) -> Counter[str]:
+        """What this trainer's readers have counted so far."""
+        counted = Counter(self._data_counters)
+        if self._loader is not None:
+            counted.update(dict(self._loader.counters))  # a copy in one go: threads of the reader add names to it
+        return counted
 
     def _train_epoch(self, epoch: int) -> bool:
         """True when the epoch's rows are trained, False after an agreed stop."""
@@ -340,6 +392,7 @@ class Incarnation:
                 embedding_l2=job.train.embedding_l2,
                 wait_for_all=synchronous,
                 traffic=self._traffic,
+                tables={name: job.tables[name] for name in job.data.tables},
                 growth=self._growth,
             ) as exchange,
         ):
@@ -393,16 +446,14 @@ class Incarnation:
     def _sampled(self, batches: Iterator[Batch], epoch: int) -> Iterator[Batch]:
         """The batches, without the rows that `train.negative_sampling` leaves out."""
         config = self._spec.job.train.negative_sampling
-        if config is None:
-            return batches
+        return batches if config is None else sample_negatives(batches, config, seed=self._spec.job.seed, epoch=epoch)
 
-        def count(rows: int) -> None:
-            self._data_counters["left_out_rows"] += rows
-
-        return sample_negatives(batches, config, seed=self._spec.job.seed, epoch=epoch, on_left_out=count)
-
-    def _on_step(self, progress: Progress, spans: tuple[Span, ...], skipped: bool) -> None:
-        self._log.add(progress.epoch, spans, skipped=skipped)
+    def _on_step(self, progress: Progress, batch: Batch | None, skipped: bool) -> None:
+        if batch is not None:
+            self._log.add(progress.epoch, batch.spans, skipped=skipped)
+            taken = sum(span.num_rows for span in batch.spans)
+            self._own_left_out["skipped_rows"] += batch.num_skipped_rows
+            self._own_left_out["left_out_rows"] += taken - batch.num_rows - batch.num_skipped_rows
         if not skipped and progress.last_loss is not None:
             self._curve.add(progress.step, progress.last_loss)
         now = time.monotonic()
@@ -425,7 +476,7 @@ class Incarnation:
         progress, traffic = self._loop.progress, self._traffic
         seconds = time.monotonic() - self._started
         rate = (progress.rows - self._rows_before) / seconds if seconds > 0 else 0.0
-        counters = self._data_counters + (self._loader.counters if self._loader is not None else Counter())
+        counters = self._counters()
         self._link.event(
             "progress",
             epoch=progress.epoch,
@@ -437,7 +488,7 @@ class Incarnation:
             loss=progress.last_loss,
             auc=self._loop.running.report().auc,
             rows_per_second=rate,
-            seconds_left=(self._epochs.num_rows - progress.rows) / rate if rate else None,
+            seconds_left=self._seconds_left(seconds),
             bad_steps=progress.bad_steps,
             phase_seconds=self._loop.phases.seconds,
             # for the metrics
@@ -459,11 +510,20 @@ class Incarnation:
             },
         )
 
+    def _seconds_left(self, seconds: float) -> float | None:
+        """At the pace of the seconds since the start. Rows that are left out are gone through, too."""
+        taken = self._loop.progress.taken
+        done = taken - self._taken_before
+        return (self._epochs.num_rows - taken) * seconds / done if done > 0 else None
+
     def _checkpoint(self, advance_day: Sequence[str] = ()) -> bool:
         """See `Saver.save`."""
         facts = {
             "inputs_seen": self._inputs.model_dump(mode="json"),
             "warm_start": self._warm_start,
+            "first_predictions": self._first_predictions,
+            "progress": self._loop.progress.state(),
+            "left_out": self._left_out_totals(),
             "lifecycle": self._life.state(),
             "evaluation": self._judge.state(),
         }

@@ -13,7 +13,8 @@ from trainer.checkpoints import open_address
 from trainer.dense_sync import DenseSync
 from trainer.evaluate import evaluate
 from trainer.link import AgentLink
-from trainer.loop import Progress
+from trainer.location import Checkpoints
+from trainer.loop import Progress, Signals
 from trainer.program import DenseProgram
 from trainer.saving import Saver
 from trainer.spec import Spec
@@ -29,6 +30,7 @@ class Judge:
         spec, program, client, sync, link: of this trainer.
         data: the job's evaluation rows; None: there are none, and nothing is judged.
         saver: knows which steps have a checkpoint.
+        signals: an evaluation is broken off when they ask to stop.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class Judge:
         sync: DenseSync,
         link: AgentLink,
         saver: Saver,
+        signals: Signals,
     ) -> None:
         self._spec, self._data, self._program, self._client = spec, data, program, client
-        self._sync, self._link, self._saver = sync, link, saver
+        self._sync, self._link, self._saver, self._signals = sync, link, saver, signals
         self._config = spec.job.train.evaluation
         self._best = BestSoFar(self._config)
         self._best_checkpoint: str | None = None
@@ -53,11 +56,20 @@ class Judge:
         """For a checkpoint; JSON values."""
         return {"best": self._best.state(), "all": self.evaluations}
 
-    def load_state(self, state: Mapping[str, Any], best_checkpoint: str | None) -> None:
-        """Continue from `state()`; best_checkpoint: the one that is marked as the best."""
+    def load_state(self, state: Mapping[str, Any], kept: Checkpoints) -> None:
+        """Continue from `state()`; kept: the checkpoints that the restored one is among.
+
+        The mark is put back where this state has its best: it may stand at a later checkpoint, which is not part of
+        what training goes on from, or have been lost with one that was damaged.
+        """
         self._best.load_state(state["best"])
         self.evaluations = list(state["all"])
-        self._best_checkpoint = best_checkpoint
+        marked, best = kept.best(), f"{kept.location}/step-{self._best.step}"
+        if self._best.step is not None and best in kept.committed():
+            if best != marked and self._spec.rank == 0 and self._spec.mode == "train":
+                kept.mark_best(best)
+            marked = best
+        self._best_checkpoint = marked
 
     def owes(self, step: int, *, ended_epoch: int | None, epochs: int) -> bool:
         """Whether the restored checkpoint's step may lack its evaluation, the mark of the best, or the end of training.
@@ -108,7 +120,11 @@ class Judge:
             kept.mark_best(address)
 
     def evaluate(self, data: Dataset) -> dict[str, Any]:
-        """Scores all rows, with the others; the report, and its `seconds`."""
+        """Scores all rows, with the others; the report, and its `seconds`.
+
+        Raises:
+            BrokenOffError: the job is to stop; on all trainers.
+        """
         job = self._spec.job
         self._link.event("phase", phase="evaluating")
         slices = assign(plan_epoch(data, job.seed, 0), self._spec.num_trainers, self._spec.rank)
@@ -131,5 +147,6 @@ class Judge:
                 labels=job.data.labels,
                 weighted=job.data.sample_weight is not None,
                 on_rows=on_rows,
+                is_to_stop=lambda: self._signals.stop,
             )
         return {**report, "seconds": time.monotonic() - started}

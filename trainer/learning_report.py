@@ -298,8 +298,10 @@ def _page(run_dir: Path, result: Mapping[str, Any], figures: Sequence[tuple[str,
         heads = "".join(f"<th>{html.escape(label or 'value')}</th>" for label in labels)
         yield f"<h2>Evaluation</h2><table><tr><th></th>{heads}</tr>"
         counts = [("rows", "rows"), ("positives", "rows with a positive label")]
+        if any(report.get("rows_not_finite") for report in labels.values()):
+            counts.append(("rows_not_finite", "more rows, left out: the score is not finite"))
         for name, words in counts:
-            cells = "".join(f"<td>{report[name]:,}</td>" for report in labels.values())
+            cells = "".join(f"<td>{_amount(report.get(name, 0))}</td>" for report in labels.values())
             yield f"<tr><th>{words}</th>{cells}</tr>"
         for name, (words, _) in _METRICS.items():
             if any(name in report for report in labels.values()):
@@ -316,9 +318,14 @@ def _page(run_dir: Path, result: Mapping[str, Any], figures: Sequence[tuple[str,
         for report in reports:
             name = html.escape("(none)" if report["value"] is None else report["value"])
             cells = "".join(f"<td>{_figure(report, key)}</td>" for key in ("auc", "logloss", "calibration"))
-            yield f"<tr><th>{name}</th><td>{report['rows']:,}</td><td>{report['positives']:,}</td>{cells}</tr>"
+            yield f"<tr><th>{name}</th><td>{report['rows']:,}</td><td>{_amount(report['positives'])}</td>{cells}</tr>"
         yield "</table>"
     yield "</main></body></html>"
+
+
+def _amount(value: float) -> str:
+    """A number of rows; labels between 0 and 1 make parts of rows."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
 _CSS = f"""

@@ -156,19 +156,19 @@ class Lifecycle:
             self._keys = self._client.num_keys()
             took = time.monotonic() - now
             self._next_count_at = now + max(_SECONDS_BETWEEN_COUNTS, took / _SHARE_OF_COUNTS)
-        growth = self._growth
+        new_keys, of_features = self._growth.counts()
         tables = {
             name: {
                 "keys": list(self._keys.get(name, ())),
                 "bytes": sum(self._keys.get(name, ())) * row_bytes(table),
-                "new": growth.new_keys[name],
+                "new": new_keys[name],
                 "admitted": self._admitted.get(name),
                 "evicted": self._evicted[name],
                 "shard_skew": self._skew.get(name),
             }
             for name, table in self._tables.items()
         }
-        return {"tables": tables, "new_keys_of_features": dict(growth.new_keys_of_features.most_common(_FEATURES_TOLD))}
+        return {"tables": tables, "new_keys_of_features": dict(of_features.most_common(_FEATURES_TOLD))}
 
     def _name(self, epoch: int) -> str:
         assert self._days is not None

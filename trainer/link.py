@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 EVENT_FD = "PADDLEWHEEL_EVENT_FD"
+
+
+def to_json(value: Any) -> str:
+    """JSON, in which numbers that are not finite are null: JSON has no other word for them."""
+    try:
+        return json.dumps(value, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), default=str, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return value
 
 
 class AgentLink:
@@ -35,7 +54,7 @@ class AgentLink:
 
     def event(self, name: str, **fields: Any) -> None:
         """Send one event."""
-        line = json.dumps({"event": name, **fields}, default=str, allow_nan=False)
+        line = to_json({"event": name, **fields})
         with self._write_lock:
             self._out.write(line + "\n")
             self._out.flush()

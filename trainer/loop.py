@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.batch import Span
+from data_pipeline.batch import Batch
 from trainer.dense_sync import DenseSync
 from trainer.exchange import Exchange
 from trainer.metrics import ClickMetrics
@@ -27,23 +27,32 @@ from trainer.telemetry import DurationHistogram
 
 
 class Slot(IntEnum):
-    """Places behind the gradients in the AllReduce buffer; every one is a sum over trainers."""
+    """Places behind the gradients in the AllReduce buffer; every one is a sum over trainers.
+
+    They are float32, which holds whole numbers up to 2**24. `JobConfig` keeps the usable rows of a step (ROWS) below
+    that. The rows that a step takes have no bound, since unusable ones come with the batch around them: they travel as
+    two digits (TAKEN and TAKEN_HIGH, to the base `_DIGIT`).
+    """
 
     LOSS = 0
     WEIGHT = 1
     ROWS = 2
     TAKEN = 3
-    BAD = 4
-    STOP = 5
-    CHECKPOINT = 6
+    TAKEN_HIGH = 4
+    BAD = 5
+    STOP = 6
+    CHECKPOINT = 7
+
+
+_DIGIT = 4096
 
 
 class BadStepsError(RuntimeError):
-    """More steps than allowed had a loss or gradient that is not finite."""
+    """More steps than allowed had a loss or gradient that is not finite. To start again would not help."""
 
 
 class RowsLostError(RuntimeError):
-    """An epoch trained another number of rows than the data holds."""
+    """An epoch trained another number of rows than the data holds. To start again would not help."""
 
 
 @dataclass
@@ -70,8 +79,10 @@ class Phases:
 class Progress:
     """Where training stands. Rows and loss are those of all trainers; own_rows are this trainer's.
 
-    `epoch_taken` are the rows that this incarnation has taken from the epoch: trained ones, those of skipped steps, and
-    those that the reader left out as unusable. `taken` are those of all epochs and incarnations, as the cursor counts.
+    Counts are of the whole run, over restarts (`state`); `epoch_rows`, `epoch_taken` and `own_rows` are of this
+    incarnation. `epoch_taken` are the rows that this incarnation has taken from the epoch: trained ones, those of
+    skipped steps, and those that the reader left out as unusable. `taken` are those of all epochs and incarnations, as
+    the cursor counts.
     """
 
     epoch: int = 0
@@ -86,6 +97,20 @@ class Progress:
     loss_sum: float = 0.0
     weight_sum: float = 0.0
     last_loss: float | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must say of the run's counts, beside its cursor; JSON values."""
+        return {name: getattr(self, name) for name in _KEPT}
+
+    def load_state(self, state: Mapping[str, Any] | None, cursor: Mapping[str, Any]) -> None:
+        """Go on from `state()` and the cursor of one checkpoint. Without a state every row taken counts as trained."""
+        self.step, self.epoch = cursor["step"], cursor["position"]["epoch"]
+        self.rows = self.taken = cursor["rows"]
+        for name in _KEPT:
+            setattr(self, name, (state or {}).get(name, getattr(self, name)))
+
+
+_KEPT = ("rows", "bad_steps", "bad_rows", "loss_sum", "weight_sum", "last_loss")
 
 
 @dataclass
@@ -128,7 +153,7 @@ class TrainLoop:
         sync: the trainers' group.
         max_bad_steps: see `TrainConfig.max_bad_steps`.
         checkpoint_every_steps: see `CheckpointConfig.every_steps`.
-        on_step: called after every step with the spans of this trainer's batch, and whether it was skipped as bad.
+        on_step: called after every step with this trainer's batch, if it had one, and whether it was skipped as bad.
         rate_factor: factor on the dense learning rate in each step; the first step is 0.
         wire: see `TrainConfig.allreduce`.
     """
@@ -141,7 +166,7 @@ class TrainLoop:
         max_bad_steps: int,
         checkpoint_every_steps: int | None,
         signals: Signals,
-        on_step: Callable[[Progress, tuple[Span, ...], bool], None],
+        on_step: Callable[[Progress, Batch | None, bool], None],
         rate_factor: Callable[[int], float] = lambda _: 1.0,
         wire: WireType = "float32",
     ) -> None:
@@ -182,6 +207,8 @@ class TrainLoop:
             BadStepsError, RowsLostError, PeerLostError, and whatever reading, pulling or pushing raised.
         """
         self.progress.epoch_rows = self.progress.epoch_taken = 0
+        exchange.wait_for_first()  # however long reading takes one of them: within a step, 30 s is all that gloo waits
+        self._sync.rendezvous()
         while True:
             outcome = self._step(exchange)
             at_boundary = boundary_due()
@@ -198,17 +225,20 @@ class TrainLoop:
             if outcome.epoch_over:
                 if self.progress.epoch_taken != rows_left:
                     raise RowsLostError(
-                        f"epoch {self.progress.epoch} ended after {self.progress.epoch_taken} rows of {rows_left}"
+                        f"epoch {self.progress.epoch} ended after {self.progress.epoch_taken} rows of {rows_left}: the "
+                        "files in data.train are no longer what they were when the epoch began. Leave them as they are "
+                        "while the job runs, and train again; if nobody changed them, this is a mistake in paddlewheel"
                     )
+                self._sync.barrier()  # whoever evaluates or saves now sees the pushes of all
                 return True
+            if outcome.stop:  # before an evaluation: whoever goes on from here makes up for it
+                exchange.drain()
+                return False
             if evaluation_due(self.progress.step):
                 exchange.drain()
                 self._sync.barrier()
                 if not on_evaluation():
                     return False
-            if outcome.stop:
-                exchange.drain()
-                return False
 
     def _step(self, exchange: Exchange) -> StepOutcome:
         program, progress, phases, buffer = self._program, self.progress, self.phases, self._buffer
@@ -219,7 +249,8 @@ class TrainLoop:
         tail = buffer.tail
         gradients = None
         if item is not None:
-            tail[Slot.TAKEN] = sum(span.num_rows for span in item[0].spans)
+            taken = sum(span.num_rows for span in item[0].spans)
+            tail[Slot.TAKEN_HIGH], tail[Slot.TAKEN] = divmod(taken, _DIGIT)
         if item is not None and item[0].num_rows:
             batch, rows = item
             gradients = program.gradients(batch, rows)
@@ -239,12 +270,13 @@ class TrainLoop:
         buffer.sum(self._sync)
         phases.end("allreduce")
         agreed = {slot: float(tail[slot]) for slot in Slot}
-        epoch_over = agreed[Slot.TAKEN] == 0
+        taken = int(agreed[Slot.TAKEN_HIGH]) * _DIGIT + int(agreed[Slot.TAKEN])
+        epoch_over = taken == 0
         progress.step += not epoch_over
         progress.rows += int(agreed[Slot.ROWS])
         progress.epoch_rows += int(agreed[Slot.ROWS])
-        progress.epoch_taken += int(agreed[Slot.TAKEN])
-        progress.taken += int(agreed[Slot.TAKEN])
+        progress.epoch_taken += taken
+        progress.taken += taken
         bad = agreed[Slot.BAD] > 0 or not np.isfinite(agreed[Slot.LOSS])
         if agreed[Slot.ROWS] > 0 and not bad and agreed[Slot.WEIGHT] > 0:
             factor = self._rate_factor(progress.step - 1)
@@ -261,7 +293,7 @@ class TrainLoop:
             phases.end("push")
         if bad:
             self._count_bad_step(int(agreed[Slot.ROWS]))
-        self._on_step(progress, () if item is None else item[0].spans, bad)
+        self._on_step(progress, None if item is None else item[0], bad)
         due = self._every_steps is not None and not epoch_over and progress.step % self._every_steps == 0
         return StepOutcome(epoch_over, agreed[Slot.STOP] > 0, due or agreed[Slot.CHECKPOINT] > 0)
 

@@ -1,5 +1,11 @@
 """Click metrics that stream and merge exactly: AUC with a proven error bound, logloss, calibration; weighted; by group.
 
+A label is 0, 1, or (`data.label: {soft: true}`) anything between. A row with label y is then worth y positive and 1 - y
+negative rows of the same score: that gives each metric below its meaning, and is the only such reading for which
+logloss stays what a model is trained on. So the best logloss is no longer 0, the best AUC no longer 1.
+
+A row whose score is not finite has no place in any sum: it is left out, and counted (`rows_not_finite`).
+
 Legend: B batch rows, N buckets, K bands of the reliability diagram, R rows kept, G groups.
 """
 
@@ -23,12 +29,13 @@ class Band:
     """Rows whose prediction lies in one band of log-odds.
 
     Attributes:
-        rows, positives: how many, and how many of them have label 1.
+        rows: how many.
+        positives: their summed label: how many have label 1.
         prediction: mean predicted probability.
     """
 
     rows: int
-    positives: int
+    positives: float
     prediction: float
 
 
@@ -38,7 +45,8 @@ class ClickReport:
 
     Attributes:
         rows: rows scored.
-        positives: rows whose label is 1.
+        positives: their summed label: rows whose label is 1.
+        rows_not_finite: further rows, left out of all else, whose score is not a finite number.
         auc: area under the ROC curve, ties counted one half; None when only one class was seen.
         auc_error_bound: no exact AUC of the same scores differs from `auc` by more than this.
         logloss: mean negative log-likelihood in nats; None without rows.
@@ -50,7 +58,8 @@ class ClickReport:
     """
 
     rows: int
-    positives: int
+    positives: float
+    rows_not_finite: int
     auc: float | None
     auc_error_bound: float | None
     logloss: float | None
@@ -72,36 +81,37 @@ class ClickMetrics:
 
     def __init__(self, bits: int = 20) -> None:
         self._shift = np.uint32(32 - bits)
-        self.positives_N = np.zeros(1 << bits, np.int64)
-        self.negatives_N = np.zeros(1 << bits, np.int64)
+        self.positives_N, self.negatives_N = np.zeros(1 << bits), np.zeros(1 << bits)
         self.sums = np.zeros(1, np.float64)  # logloss
+        self.not_finite = np.zeros(1, np.int64)
         bands = len(BAND_EDGES) + 1
-        self.band_rows_K, self.band_positives_K = np.zeros(bands, np.int64), np.zeros(bands, np.int64)
-        self.band_predictions_K = np.zeros(bands, np.float64)
+        self.band_rows_K = np.zeros(bands, np.int64)
+        self.band_positives_K, self.band_predictions_K = np.zeros(bands), np.zeros(bands)
 
     def arrays(self) -> tuple[NDArray[np.int64] | NDArray[np.float64], ...]:
         """Everything accumulated; adding these arrays, element by element, merges."""
         bands = (self.band_rows_K, self.band_positives_K, self.band_predictions_K)
-        return (self.positives_N, self.negatives_N, self.sums, *bands)
+        return (self.positives_N, self.negatives_N, self.sums, self.not_finite, *bands)
 
     def update(self, logit_B: Floats, label_B: Floats) -> None:
-        """Add rows. `logit_B` are log-odds (must be finite), `label_B` are 0 or 1."""
-        logit_B = np.ascontiguousarray(logit_B, dtype=np.float32)
-        positive_B = np.asarray(label_B) > 0.5
+        """Add rows. `logit_B` are log-odds, `label_B` lie in [0, 1]."""
+        finite_B = np.isfinite(logit_B)
+        self.not_finite[0] += np.count_nonzero(~finite_B)
+        logit_B, label_B = _float32(logit_B[finite_B]), np.asarray(label_B, np.float64)[finite_B]
         size = len(self.positives_N)
         bucket_B = _bucket(logit_B, self._shift)
-        self.positives_N += np.bincount(bucket_B[positive_B], minlength=size)
-        self.negatives_N += np.bincount(bucket_B[~positive_B], minlength=size)
-        loss_B, prediction_B = _loss_and_prediction(logit_B, positive_B)
+        self.positives_N += np.bincount(bucket_B, label_B, minlength=size)
+        self.negatives_N += np.bincount(bucket_B, 1 - label_B, minlength=size)
+        loss_B, prediction_B = _loss_and_prediction(logit_B, label_B)
         self.sums[0] += float(np.sum(loss_B))
         band_B = np.searchsorted(BAND_EDGES, logit_B, side="right")
         bands = len(self.band_rows_K)
         self.band_rows_K += np.bincount(band_B, minlength=bands)
-        self.band_positives_K += np.bincount(band_B[positive_B], minlength=bands)
+        self.band_positives_K += np.bincount(band_B, label_B, minlength=bands)
         self.band_predictions_K += np.bincount(band_B, weights=prediction_B, minlength=bands)
 
     def decay(self, factor: float) -> None:
-        """Forget part of the past, for a running view: everything shrinks by `factor`, counts are rounded down."""
+        """Forget part of the past, for a running view: everything shrinks by `factor`, numbers of rows rounded down."""
         for array in self.arrays():
             array[...] = (array * factor).astype(array.dtype)
 
@@ -115,12 +125,11 @@ class ClickMetrics:
 
         AUC: P(score+ > score-) + P(tie) / 2 over all pairs (Mann and Whitney, 1947; Hanley and McNeil, 1982).
         """
-        positives, negatives = int(self.positives_N.sum()), int(self.negatives_N.sum())
-        rows = positives + negatives
+        rows, positives = int(self.band_rows_K.sum()), _count(self.positives_N.sum())
         auc, bound = _auc(self.positives_N, self.negatives_N)
         logloss = float(self.sums[0]) / rows if rows else None
         bands = [
-            Band(int(r), int(p), float(s) / int(r))
+            Band(int(r), _count(p), float(s) / int(r))
             for r, p, s in zip(self.band_rows_K, self.band_positives_K, self.band_predictions_K, strict=True)
             if r
         ]
@@ -128,6 +137,7 @@ class ClickMetrics:
         return ClickReport(
             rows=rows,
             positives=positives,
+            rows_not_finite=int(self.not_finite[0]),
             auc=auc,
             auc_error_bound=bound,
             logloss=logloss,
@@ -171,14 +181,15 @@ class WeightedMetrics:
         return self.positives_N, self.negatives_N, self.sums
 
     def update(self, logit_B: Floats, label_B: Floats, weight_B: Floats) -> None:
-        """Add rows: log-odds (must be finite), labels 0 or 1, weights (finite, not negative)."""
-        logit_B = np.ascontiguousarray(logit_B, dtype=np.float32)
-        positive_B, weight_B = np.asarray(label_B) > 0.5, np.asarray(weight_B, np.float64)
+        """Add rows: log-odds (those that are not finite are left out), labels in [0, 1], weights (finite, >= 0)."""
+        finite_B = np.isfinite(logit_B)
+        logit_B = _float32(logit_B[finite_B])
+        label_B, weight_B = np.asarray(label_B, np.float64)[finite_B], np.asarray(weight_B, np.float64)[finite_B]
         bucket_B = _bucket(logit_B, self._shift)
         size = len(self.positives_N)
-        self.positives_N += np.bincount(bucket_B[positive_B], weight_B[positive_B], minlength=size)
-        self.negatives_N += np.bincount(bucket_B[~positive_B], weight_B[~positive_B], minlength=size)
-        loss_B, prediction_B = _loss_and_prediction(logit_B, positive_B)
+        self.positives_N += np.bincount(bucket_B, weight_B * label_B, minlength=size)
+        self.negatives_N += np.bincount(bucket_B, weight_B * (1 - label_B), minlength=size)
+        loss_B, prediction_B = _loss_and_prediction(logit_B, label_B)
         self.sums += weight_B @ loss_B, weight_B @ prediction_B
 
     def report(self) -> WeightedReport:
@@ -198,10 +209,10 @@ class WeightedMetrics:
 
 @dataclass(frozen=True)
 class GroupReport:
-    """What the rows of one group say; undefined values are None."""
+    """What the rows of one group say; undefined values are None. positives: their summed label."""
 
     rows: int
-    positives: int
+    positives: float
     auc: float | None
     logloss: float
     calibration: float | None
@@ -215,7 +226,7 @@ class GroupedReport:
         gauc: mean of the groups' AUC, weighted by their rows; None when no group has both classes.
         gauc_by_clicks: the same, weighted by their positives.
         groups: groups with both classes, which are the ones that count.
-        groups_left_out: groups with one class only.
+        groups_left_out: groups with one class only. (A row whose label is neither 0 nor 1 brings both.)
     """
 
     gauc: float | None
@@ -242,10 +253,13 @@ class GroupedMetrics:
         return sum(len(g) for g in self._group)
 
     def update(self, group_B: NDArray[np.generic], logit_B: Floats, label_B: Floats) -> None:
-        """Add rows: groups as int64 or uint64 [B], log-odds [B], labels 0 or 1 [B]."""
-        self._group.append(np.ascontiguousarray(group_B).view(np.int64).copy())
-        self._logit.append(np.array(logit_B, np.float32))
-        self._label.append((np.asarray(label_B) > 0.5).astype(np.float32))
+        """Add rows: groups as int64 or uint64 [B], log-odds [B], labels in [0, 1] [B]. Scores that are not finite are
+        left out.
+        """
+        finite_B = np.isfinite(logit_B)
+        self._group.append(np.ascontiguousarray(group_B).view(np.int64)[finite_B])
+        self._logit.append(np.asarray(logit_B, np.float32)[finite_B])
+        self._label.append(np.asarray(label_B, np.float32)[finite_B])
 
     def merge(self, other: GroupedMetrics) -> None:
         """Add what `other` saw."""
@@ -276,7 +290,7 @@ class GroupedMetrics:
             pairs = positives * (rows - positives)
             result[group] = GroupReport(
                 rows=int(rows),
-                positives=int(positives),
+                positives=_count(positives),
                 auc=float(wins / pairs) if pairs else None,
                 logloss=float(loss / rows),
                 calibration=float(prediction / positives) if positives else None,
@@ -339,19 +353,28 @@ def _group_sums(rows: Rows) -> tuple[NDArray[np.int64], tuple[Floats, Floats, Fl
     runs_per_group_G = np.diff(np.append(run_of_group_G, len(start_runs)))
     below = negatives_before - np.repeat(negatives_before[run_of_group_G], runs_per_group_G)
     wins_G = np.add.reduceat(positives_of_run * (below + negatives_of_run / 2), run_of_group_G)
-    loss_R, prediction_R = _loss_and_prediction(logit_R, positive_R > 0.5)
+    loss_R, prediction_R = _loss_and_prediction(logit_R, positive_R)
     sums = [np.add.reduceat(x, start_G) for x in (np.ones(len(group_R)), positive_R, loss_R, prediction_R)]
     return group_R[start_G], (sums[0], sums[1], wins_G, sums[2], sums[3])
 
 
-def _loss_and_prediction(logit_B: Floats, positive_B: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def _float32(logit_B: Floats) -> NDArray[np.float32]:
+    return np.ascontiguousarray(logit_B, dtype=np.float32)
+
+
+def _count(value: float) -> float:
+    """A sum of labels: a whole number as one, as with labels 0 and 1."""
+    return int(value) if float(value).is_integer() else float(value)
+
+
+def _loss_and_prediction(logit_B: Floats, label_B: Floats) -> tuple[Floats, Floats]:
     """Negative log-likelihood and probability of each row, in float64 and without overflow."""
     wide_B = logit_B.astype(np.float64)
     softplus_B = np.logaddexp(0.0, wide_B)
-    return softplus_B - np.where(positive_B, wide_B, 0.0), np.exp(wide_B - softplus_B)
+    return softplus_B - label_B * wide_B, np.exp(wide_B - softplus_B)
 
 
-def _normalised_entropy(logloss: float | None, rows: int, positives: int) -> float | None:
+def _normalised_entropy(logloss: float | None, rows: int, positives: float) -> float | None:
     if logloss is None or not 0 < positives < rows:
         return None
     rate = positives / rows

@@ -37,6 +37,7 @@ def dense_program(
         "seed": job.seed,
         "rank": rank,
         "logit_shift": logit_shift(job.train.negative_sampling),
+        "pad_rows": job.train.negative_sampling is not None,
     }
     if job.train.device == "gpu":
         from trainer.gpu.program import GpuProgram, chosen_precision

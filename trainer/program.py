@@ -179,6 +179,25 @@ def batch_feed(layouts: Sequence[TableLayout], batch: Any, rows: Mapping[str, Fl
     return feed
 
 
+def padded_count(count: int) -> int:
+    """The next size of an eighth of a power of two, at least 64."""
+    if count <= 64:
+        return 64
+    step = 1 << max(3, (count - 1).bit_length() - 4)
+    return -(-count // step) * step
+
+
+def _padded(feed: Mapping[str, NDArray[Any]], num_rows: int) -> dict[str, NDArray[Any]]:
+    """A batch's arrays with rows of zeros behind: no ids, label 0, weight 0. Pulled rows are of keys, and stay."""
+    more = padded_count(num_rows) - num_rows
+    return {
+        name: array
+        if name.endswith("/rows")
+        else np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
+        for name, array in feed.items()
+    }
+
+
 class ExportedProgram:
     """Prediction as `DenseProgram.save_inference` wrote it; needs nothing of the model's code. Call from one thread."""
 
@@ -223,6 +242,8 @@ class DenseProgram:
         rank: makes dropout differ between trainers.
         logit_shift: added to the log-odds of predictions, not in training (`trainer.sampling.logit_shift`).
         operators: precision of our operators' products; None: Paddle's own operators alone.
+        pad_rows: compute gradients with rows of weight 0 behind the batch's own, up to one of a few row counts: for a
+            job whose batches would each have another one, and so products or a CUDA graph of their own to be prepared.
 
     Raises:
         NativeError: our operators are asked for and cannot be had.
@@ -240,8 +261,10 @@ class DenseProgram:
         rank: int,
         logit_shift: float = 0.0,
         operators: native.Precision | None = None,
+        pad_rows: bool = False,
     ) -> None:
         paddle.enable_static()
+        self._pad_rows = pad_rows
         self._layouts, self._config = layouts, optimizer
         self._native_adam = (
             None if operators is None else native.AdamW(optimizer.beta1, optimizer.beta2, optimizer.epsilon)
@@ -274,6 +297,10 @@ class DenseProgram:
         self.sizes = {name: int(np.prod(p.shape)) for name, p in named}
         self.num_floats = sum(self.sizes.values())
         self._variables = {name: p.name for name, p in named}
+        names = {p.name: name for name, p in named}
+        self.output_biases = [(names[p.name], place) for p, place in layer.output_biases()]
+        """Parameter and place of each label's bias (`Model.output_biases`); empty: the model names none."""
+        assert len(self.output_biases) in {0, num_labels}, self.output_biases
         apply_startup = self._build_apply(named, optimizer)
         _seed_initializers(startup, seed)
         with paddle.static.scope_guard(self._scope):
@@ -372,7 +399,8 @@ class DenseProgram:
         weight_B = batch.sample_weight_B
         ones = weight_B is None
         weight_B1 = np.ones((batch.num_rows, 1), np.float32) if ones else weight_B.reshape(-1, 1).astype(np.float32)
-        return {**self.feed(batch, rows), "label": batch.labels_BL, "row_weight": weight_B1}
+        found = {**self.feed(batch, rows), "label": batch.labels_BL, "row_weight": weight_B1}
+        return _padded(found, batch.num_rows) if self._pad_rows else found
 
     def gradients(self, batch: Any, rows: Mapping[str, Floats]) -> Gradients:
         """Forward and backward over one batch; changes nothing."""
@@ -381,7 +409,7 @@ class DenseProgram:
         by_table = {
             layout.name: grads[: len(rows[layout.name])] for layout, grads in zip(self._layouts, tables, strict=True)
         }
-        return Gradients(flat, by_table, logit)
+        return Gradients(flat, by_table, logit[: batch.num_rows])
 
     def apply(self, flat_N: Floats, total_weight: float, *, rate_factor: float = 1.0) -> None:
         """One Adam step with the gradient `flat_N / total_weight`, [num_floats], clipped as the job says.
@@ -473,6 +501,19 @@ class DenseProgram:
     def parameters(self) -> dict[str, NDArray[Any]]:
         """Copies of the parameters alone."""
         return {k: np.array(self._tensor(self._variables[k])) for k in self.sizes}
+
+    def read_output_biases(self) -> NDArray[np.float64]:
+        """Values of `output_biases`, [Y]."""
+        now = self.parameters()
+        return np.array([now[name].reshape(-1)[place] for name, place in self.output_biases], np.float64)
+
+    def set_output_biases(self, values_Y: NDArray[np.float64]) -> None:
+        """Set them, [Y]; nothing else changes."""
+        now = self.parameters()
+        changed = {name: now[name] for name, _ in self.output_biases}
+        for (name, place), value in zip(self.output_biases, values_Y.tolist(), strict=True):
+            changed[name].reshape(-1)[place] = value
+        self.load_parameters(changed)
 
     def _tensor(self, variable: str) -> Any:
         return self._scope.find_var(variable).get_tensor()

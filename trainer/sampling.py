@@ -6,7 +6,7 @@ Legend: B batch rows, K rows kept, U unique keys of a table, P positions (0 is "
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -27,24 +27,31 @@ def sample_negatives(
     *,
     seed: int,
     epoch: int,
-    on_left_out: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Batch]:
     """Batches with a share of their rows without a click; which rows stay depends on seed, epoch and the batch's place.
 
-    Left-out rows stay in the spans, so the ledger of rows is the same with and without sampling; `on_left_out` is told
-    how many there were. A batch that would be left empty keeps its first row with weight 0.
+    Left-out rows stay in the spans, so the ledger of rows is the same with and without sampling. A batch that would be
+    left empty keeps its first row with weight 0.
+
+    A row whose label y lies between 0 and 1 always stays. With `weight` that is all, since the rows of label 0 make up
+    for themselves. With `shift`, predictions take for granted that all that is negative was thinned out: so its
+    negative part 1 - y counts `keep` times, which makes it a row of weight y + (1 - y) keep and label y / weight.
     """
     for batch in batches:
-        keep_B = (batch.labels_BL[:, 0] > 0.5) | (_draw(batch, seed, epoch) < config.keep)
+        labels_BL, label_B = batch.labels_BL, batch.labels_BL[:, 0]
+        keep_B = (label_B > 0) | (_draw(batch, seed, epoch) < config.keep)
         weight_B = np.ones(batch.num_rows, np.float32) if batch.sample_weight_B is None else batch.sample_weight_B
         if config.correction == "weight":
-            weight_B = np.where(batch.labels_BL[:, 0] > 0.5, weight_B, weight_B / np.float32(config.keep))
+            weight_B = np.where(label_B > 0, weight_B, weight_B / np.float32(config.keep))
+        elif (soft_B := (label_B > 0) & (label_B < 1)).any():
+            share_B = np.where(soft_B, label_B + (1 - label_B) * np.float32(config.keep), np.float32(1))
+            weight_B, labels_BL = weight_B * share_B, labels_BL.copy()
+            labels_BL[:, 0] = np.where(soft_B, label_B / share_B, label_B)
         if batch.num_rows and not keep_B.any():
             keep_B[0] = True
             weight_B = np.zeros(batch.num_rows, np.float32)
         rows_K = np.flatnonzero(keep_B)
-        on_left_out(batch.num_rows - len(rows_K))
-        yield _rows_of(replace(batch, sample_weight_B=weight_B.astype(np.float32)), rows_K)
+        yield _rows_of(replace(batch, labels_BL=labels_BL, sample_weight_B=weight_B.astype(np.float32)), rows_K)
 
 
 def _draw(batch: Batch, seed: int, epoch: int) -> NDArray[np.float64]:

@@ -48,7 +48,8 @@ class Saver:
         self._life, self._coordinator, self._link = life, coordinator, link
         self.restored_step = self.saved_step = -1
         self.saved: dict[str, Any] = {}
-        """On trainer 0, of the newest checkpoint of this incarnation: `keys`, `checkpoint`, `checkpoint_seconds`."""
+        """On trainer 0, of the newest checkpoint, saved or restored: `keys`, `checkpoint`, and of one that was saved in
+        this incarnation `checkpoint_seconds`."""
 
     def has(self, step: int) -> bool:
         """Whether there is a checkpoint of this step, as far as this incarnation knows."""
@@ -72,6 +73,9 @@ class Saver:
         except ValueError as error:
             raise checkpoint.CheckpointError(f"{address}: {error}") from error
         self.restored_step = saved.cursor["step"]
+        if self._spec.rank == 0:
+            tables = saved.manifest.get("tables", {})
+            self.saved = {"keys": {name: told["keys"] for name, told in tables.items()}, "checkpoint": address}
         return saved
 
     def begin_warm(self, inputs: InputSignature) -> dict[str, Any] | None:

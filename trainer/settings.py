@@ -49,7 +49,7 @@ class NegativeSamplingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     keep: float = Field(gt=0, le=1)
-    """Share of the rows with a first label of 0 that are trained on; drawn anew in each epoch."""
+    """Share of the rows with a first label of 0 that are trained on; drawn anew in each epoch. Other rows all stay."""
 
     correction: Literal["shift", "weight"] = "shift"
     """`shift`: predictions get log(keep) added to their log-odds (He et al., 2014, section 6.3). `weight`: kept rows
@@ -72,6 +72,10 @@ class TrainConfig(BaseModel):
 
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluations during training, and what follows from them."""
+
+    start_at_label_rate: bool = True
+    """Begin with output biases under which the mean prediction is the label's rate, counted on up to 65,536 rows of the
+    training data before the first step. A job that goes on, or begins with another's dense part, keeps what it has."""
 
     negative_sampling: NegativeSamplingConfig | None = None
     """Train on a share of the rows without a click. None: on all rows."""
@@ -103,7 +107,8 @@ class TrainConfig(BaseModel):
     rounded."""
 
     max_bad_steps: int = Field(default=10, ge=0)
-    """Steps with a loss or gradient that is not finite are skipped; more of them than this stop the job."""
+    """Steps with a loss or gradient that is not finite are skipped; more of them than this, over all
+    restarts, stop the job with code 64: `paddlewheel train` goes on from the last checkpoint, with its count."""
 
 
 class WarmStartConfig(BaseModel):

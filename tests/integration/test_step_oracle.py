@@ -81,6 +81,7 @@ def _job(tmp_path: Path, rule: str, trainers: int, servers: int) -> JobConfig:
             "model": {"kind": "deepfm", "tower": [6, 4]},
             "train": {
                 "epochs": 2,
+                "start_at_label_rate": False,  # the reference begins at zero
                 "max_staleness_steps": 0,
                 "embedding_l2": 0.01,
                 "precision": "float32",

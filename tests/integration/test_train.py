@@ -188,9 +188,11 @@ def test_what_the_readers_left_out_is_in_the_result(tmp_path: Path) -> None:
 def test_more_bad_steps_than_allowed_end_the_job(tmp_path: Path) -> None:
     data = _two_features(tmp_path, [3_000])
     settings = _merged(SMALL, {"train": {"max_bad_steps": 2, "dense": {"learning_rate": 1e30}}})
+    settings["control"] = {"max_restarts": 3}
     code, outcome = Job(tmp_path, data, settings).run("train")
-    assert code != 0
+    assert code == 64, "to start again would not help"
     assert "train.max_bad_steps" in outcome["cause"]
+    assert outcome["num_restarts"] == 0
 
 
 def _children(process: subprocess.Popen, module: str) -> list[psutil.Process]:

@@ -117,3 +117,16 @@ def test_days_that_cannot_be_trained_are_refused(wanted, changes: dict, message:
     arguments = {"trained": (), "current": None, "skip_missing": False} | changes
     with pytest.raises(DaysError, match=message):
         choose(wanted, days(1, 2, 3, 5), **arguments)
+
+
+def test_a_step_that_passes_several_multiples_makes_one_boundary() -> None:
+    """Rows that cannot be used were between them: nothing was trained that the first boundary could set apart."""
+    boundaries = Boundaries(_tables(10, 25), by_days=False)
+    assert boundaries.due(9) == ()
+    assert boundaries.due(57) == ("0", "1")
+    boundaries.carried_out(("0", "1"), 57)
+    assert (boundaries.counts, boundaries.due(59)) == ({"0": 1, "1": 1}, ())
+    assert boundaries.due(60) == ("0",)
+    again = Boundaries(_tables(10, 25), by_days=False)
+    again.load_state(boundaries.state(), 57)
+    assert (again.due(59), again.due(75)) == ((), ("0", "1"))

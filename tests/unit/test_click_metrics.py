@@ -241,3 +241,112 @@ def test_groups_of_one_class_leave_grouped_auc_undefined(label: float) -> None:
 def test_no_groups_at_all() -> None:
     assert GroupedMetrics().report().gauc is None
     assert GroupedMetrics().by_group() == {}
+
+
+def _halves(label: np.ndarray, weight: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Each row as a positive one of weight y and a negative one of weight 1 - y: labels [2 R] and weights [2 R]."""
+    weight = np.ones(len(label)) if weight is None else weight.astype(np.float64)
+    y = label.astype(np.float64)
+    return np.repeat([1.0, 0.0], len(label)), np.concatenate([weight * y, weight * (1 - y)])
+
+
+def _soft(seed: int, rows: int = 3_000) -> tuple[np.ndarray, np.ndarray]:
+    """Logits that share a bucket only where they are equal, and labels of which a third are 0 or 1."""
+    rng = np.random.default_rng(seed)
+    logit = np.round(16 * (2 * rng.standard_normal(rows) - 1)).astype(np.float32) / np.float32(16)
+    label = rng.beta(0.6, 1.4, rows)
+    return logit, np.where(rng.random(rows) < 0.33, label > 0.5, label).astype(np.float32)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31), parts=st.integers(1, 4))
+def test_a_soft_label_is_a_positive_and_a_negative_row(seed: int, parts: int) -> None:
+    logit, label = _soft(seed)
+    report = _report(logit, label, parts=parts)
+    halves, weight = _halves(label)
+    twice = np.tile(logit, 2).astype(np.float64)
+    probability = 1 / (1 + np.exp(-twice))
+    assert report.auc == pytest.approx(roc_auc_score(halves, twice, sample_weight=weight), abs=1e-12)
+    logloss = log_loss(halves, probability, sample_weight=weight)
+    assert report.logloss == pytest.approx(logloss, rel=1e-9)
+    rate = label.astype(np.float64).mean()
+    assert report.normalised_entropy == pytest.approx(
+        logloss / log_loss(halves, np.full(len(halves), rate), sample_weight=weight), rel=1e-9
+    )
+    assert report.calibration == pytest.approx(probability[: len(label)].mean() / rate, rel=1e-9)
+    assert report.positives == pytest.approx(label.sum(dtype=np.float64), rel=1e-12)
+    band = np.searchsorted(BAND_EDGES, logit, side="right")
+    gaps = [abs((probability[: len(label)] - label)[band == b].sum()) for b in np.unique(band)]
+    assert report.calibration_error == pytest.approx(sum(gaps) / len(label), rel=1e-6)
+    assert sum(b.positives for b in report.bands) == pytest.approx(report.positives)
+
+
+def test_predictions_that_equal_soft_labels_are_calibrated() -> None:
+    p = np.random.default_rng(0).uniform(0.02, 0.6, 50_000)
+    report = _report(np.log(p / (1 - p)).astype(np.float32), p.astype(np.float32))
+    assert report.logloss == pytest.approx(-(p * np.log(p) + (1 - p) * np.log1p(-p)).mean(), rel=1e-6)
+    assert report.calibration == pytest.approx(1, rel=1e-6)
+    assert report.calibration_error < 1e-6
+    assert report.normalised_entropy < 1
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_soft_labels_with_sample_weights(seed: int) -> None:
+    logit, label = _soft(seed)
+    weight = np.random.default_rng(seed).exponential(size=len(label)).astype(np.float32)
+    report = _weighted(logit, label, weight)
+    halves, by_half = _halves(label, weight)
+    twice = np.tile(logit, 2).astype(np.float64)
+    probability = 1 / (1 + np.exp(-twice))
+    assert report.weight == pytest.approx(weight.sum(dtype=np.float64))
+    assert report.weighted_auc == pytest.approx(roc_auc_score(halves, twice, sample_weight=by_half), abs=1e-9)
+    assert report.weighted_logloss == pytest.approx(log_loss(halves, probability, sample_weight=by_half), rel=1e-9)
+    expected = (probability[: len(label)] @ weight.astype(np.float64)) / (weight.astype(np.float64) @ label)
+    assert report.weighted_calibration == pytest.approx(expected, rel=1e-6)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_soft_labels_within_groups(seed: int) -> None:
+    logit, label = _soft(seed, 400)
+    group = np.random.default_rng(seed).integers(0, 30, 400)
+    metrics = _grouped(group, logit, label)
+    aucs, rows, clicks = [], [], []
+    for value, report in metrics.by_group().items():
+        mine = group == value
+        halves, weight = _halves(label[mine])
+        twice = np.tile(logit[mine], 2).astype(np.float64)
+        assert report.logloss == pytest.approx(log_loss(halves, 1 / (1 + np.exp(-twice)), sample_weight=weight))
+        assert report.positives == pytest.approx(label[mine].sum(dtype=np.float64))
+        if 0 < label[mine].sum() < mine.sum():
+            assert report.auc == pytest.approx(roc_auc_score(halves, twice, sample_weight=weight), abs=1e-9)
+            aucs.append(report.auc)
+            rows.append(mine.sum())
+            clicks.append(label[mine].sum(dtype=np.float64))
+        else:
+            assert report.auc is None
+    told = metrics.report()
+    assert told.groups == len(aucs)
+    assert told.gauc == pytest.approx(np.average(aucs, weights=rows))
+    assert told.gauc_by_clicks == pytest.approx(np.average(aucs, weights=clicks))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_rows_whose_score_is_not_finite_are_counted_and_left_out(bad: float) -> None:
+    logit, label = _clicks(500)
+    clean = _report(logit, label)
+    assert clean.rows_not_finite == 0
+    at = np.arange(0, 500, 50)
+    more_logit, more_label = np.insert(logit, at, np.float32(bad)), np.insert(label, at, 1)
+    report = _report(more_logit, more_label, parts=3)
+    assert report.rows_not_finite == 10
+    for name in ("rows", "positives", "auc", "logloss", "normalised_entropy", "calibration", "calibration_error"):
+        assert getattr(report, name) == pytest.approx(getattr(clean, name), rel=1e-12), name
+    weight = np.ones(510, np.float32)
+    assert asdict(_weighted(more_logit, more_label, weight)) == pytest.approx(
+        asdict(_weighted(logit, label, weight[:500])), rel=1e-12
+    )
+    assert _grouped(np.zeros(510, np.int64), more_logit, more_label).report() == (
+        _grouped(np.zeros(500, np.int64), logit, label).report()
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,7 +12,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from data_pipeline.batch import Batch
-from trainer.evaluate import Scores, merge_groups
+from trainer.evaluate import BrokenOffError, Scores, evaluate, merge_groups
+from trainer.link import to_json
 from trainer.metrics import GroupedMetrics
 
 
@@ -39,6 +41,9 @@ class Member:
         array[...] = np.sum(shared.arrays, axis=0)
         shared.barrier.wait()
         return array
+
+    def rendezvous(self) -> None:
+        self.together.barrier.wait()
 
     def gather(self, value: int) -> list[int]:
         slots = np.zeros(self.num_trainers, np.int64)
@@ -189,3 +194,70 @@ def test_only_the_most_frequent_values_are_reported() -> None:
         "logloss": pytest.approx(np.log(2)),
         "calibration": None,
     }
+
+
+def test_a_score_that_is_not_finite_is_counted_and_leaves_the_rest_alone(rows) -> None:
+    logit, label, group = rows
+    weight = np.ones(900, np.float32)
+    device = np.array(["phone", "desk"], object)[(group % 2).astype(int)]
+
+    def report(bad: bool) -> dict:
+        scored = logit.copy()
+        if bad:
+            scored[::90, 0] = np.nan
+        mine = slice(None) if bad else np.arange(900) % 90 != 0
+        batch = replace(batch_of(label[mine], group[mine], device=device[mine]), sample_weight_B=weight[mine])
+        scores = Scores(["click", "buy"], weighted=True)
+        scores.update(batch, scored[mine])
+        return on_all(1, scores.merged)[0]
+
+    found, expected = report(True), report(False)
+    assert (found["rows"], found["rows_not_finite"], expected["rows_not_finite"]) == (890, 10, 0)
+    assert found["labels"]["buy"]["rows_not_finite"] == 0
+    assert found["labels"]["buy"]["rows"] == 900
+    for name in ("auc", "logloss", "calibration", "weighted_auc", "weighted_logloss", "gauc"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-12), name
+    assert found["slices"] == expected["slices"]
+    json.loads(to_json(found), parse_constant=pytest.fail)
+
+
+class _Still:
+    """Keys that all have the same value; a program whose score is the label, as far as one can tell."""
+
+    def pull(self, table: str, keys_U: np.ndarray) -> np.ndarray:
+        return np.zeros((len(keys_U), 1), np.float32)
+
+    def predict(self, batch: Batch, rows: dict) -> np.ndarray:
+        assert batch.num_rows, "a batch without rows has nothing to score"
+        return 2 * batch.labels_BL - 1
+
+
+def _evaluated(sync: Member, batches: list[Batch], is_to_stop) -> dict | str:
+    try:
+        return evaluate(_Still(), _Still(), sync, iter(batches), is_to_stop=is_to_stop)
+    except BrokenOffError:
+        return "broken off"
+
+
+def test_batches_without_rows_are_passed_over(rows) -> None:
+    _, label, _ = rows
+    batches = [batch_of(label[:0, :1], None), batch_of(label[:50, :1], None), batch_of(label[:0, :1], None)]
+    assert on_all(1, lambda sync: _evaluated(sync, batches, lambda: False))[0]["rows"] == 50
+
+
+@pytest.mark.parametrize("told", [{0}, {1}, {0, 1, 2}])
+def test_when_one_trainer_breaks_off_all_do(rows, told: set[int]) -> None:
+    """Whoever had no rows left, or has not heard of the stop yet, must not wait for sums that never come."""
+    _, label, _ = rows
+    batches = [[batch_of(label[:30, :1], None)] * count for count in (4, 9, 1)]
+
+    def one(sync: Member) -> dict | str:
+        return _evaluated(sync, batches[sync.rank], lambda: sync.rank in told)
+
+    assert on_all(3, one) == ["broken off"] * 3
+
+
+def test_an_evaluation_that_is_not_told_to_stop_is_whole(rows) -> None:
+    _, label, _ = rows
+    reports = on_all(2, lambda sync: _evaluated(sync, [batch_of(label[:30, :1], None)], lambda: False))
+    assert [r["rows"] for r in reports] == [60, 60]

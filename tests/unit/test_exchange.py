@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from data_pipeline.batch import Batch, TableKeys
+from pserver.client import Pulled
+from pserver.config import TableConfig
 from trainer.exchange import Exchange, occurrences
 from trainer.growth import Growth
 
@@ -152,6 +154,109 @@ def test_while_it_is_held_nothing_is_pulled_and_what_was_is_pulled_again() -> No
         assert before <= 3 + 1
         with pytest.raises(StopIteration):
             next(exchange)
+
+
+def test_a_skipped_batch_does_not_stand_in_for_a_push_that_is_on_its_way() -> None:
+    table = _Table()
+    table.gate.clear()
+    with Exchange(table, iter(map(_batch, range(9))), max_staleness_steps=1) as exchange:
+        batch, rows = next(exchange)
+        exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})  # stays on its way
+        next(exchange)
+        exchange.skip()
+        with exchange._changed:
+            assert exchange._settled == 0
+            assert exchange._must_wait(2), "batch 2 lacks the push of batch 0, two steps before it"
+        table.gate.set()
+        seen = [rows["default"][0, 0] for _, rows in _skipping(exchange)]
+    assert seen[0] == 1, "batch 2 was pulled after the push"
+    assert len(seen) == 7
+
+
+def _skipping(exchange: Exchange):
+    for item in exchange:
+        yield item
+        exchange.skip()
+
+
+def test_draining_waits_for_a_push_before_a_skipped_batch() -> None:
+    table = _Table()
+    table.gate.clear()
+    with Exchange(table, iter(map(_batch, range(2))), max_staleness_steps=1) as exchange:
+        batch, rows = next(exchange)
+        exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
+        next(exchange)
+        exchange.skip()
+        threading.Timer(0.05, table.gate.set).start()
+        exchange.drain()
+        assert len(table.pushes) == 1
+
+
+def test_the_first_batch_can_be_waited_for() -> None:
+    gate = threading.Event()
+
+    def slow():
+        assert gate.wait(20)
+        yield _batch(0)
+
+    with Exchange(_Table(), slow(), max_staleness_steps=0) as exchange:
+        threading.Timer(0.05, gate.set).start()
+        exchange.wait_for_first()
+        assert exchange._ready.qsize() > 0
+    with Exchange(_Table(), iter(()), max_staleness_steps=0) as exchange:
+        exchange.wait_for_first()  # the end is something to have, too
+
+
+class _Admitting(_Table):
+    """A table with a first-order weight; key 7 has not been shown often enough, key 8 has."""
+
+    def pull_with_counts(self, table: str, keys_U: np.ndarray) -> Pulled:
+        ones = np.ones(len(keys_U), np.float32)
+        return Pulled(np.ones((len(keys_U), 3), np.float32), ones, ones, keys_U == 8)
+
+
+@pytest.mark.parametrize("boundary", [False, True], ids=["pulled-ahead", "pulled-again"])
+def test_gradients_of_embeddings_that_nobody_saw_are_not_pushed(boundary: bool) -> None:
+    table = _Admitting()
+    config = {"default": TableConfig(width=2, admission=3)}
+    with Exchange(table, iter([_batch(0)]), max_staleness_steps=0, tables=config, growth=Growth()) as exchange:
+        exchange.wait_for_first()
+        if boundary:
+            with exchange.held():
+                pass
+        batch, rows = next(exchange)
+        exchange.push(batch, rows, {"default": np.full((2, 3), 5.0, np.float32)})
+        exchange.drain()
+    _, grads, _, _ = table.pushes[-1]
+    np.testing.assert_array_equal(grads, [[5, 0, 0], [5, 5, 5]])
+
+
+def test_counts_can_be_read_while_names_come_up() -> None:
+    growth, stop, errors = Growth(), threading.Event(), []
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            keys = replace(_batch(0).tables["default"])
+            growth.observe(replace(_batch(0), tables={f"t{number % 997}": keys}), {f"t{number % 997}": np.zeros(2)})
+
+    def read() -> None:
+        try:
+            for _ in range(2_000):
+                tables, features = growth.counts()
+                sum(tables.values())
+                features.most_common(3)
+        except RuntimeError as error:
+            errors.append(error)
+
+    writer, reader = threading.Thread(target=write), threading.Thread(target=read)
+    writer.start()
+    reader.start()
+    reader.join()
+    stop.set()
+    writer.join()
+    assert errors == []
 
 
 def test_growth_counts_new_keys_by_table_and_feature() -> None:

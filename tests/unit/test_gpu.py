@@ -21,9 +21,9 @@ from trainer.gpu import check, lower, native
 from trainer.gpu.calls import ENCODERS, FUNCTIONS, Buffer, Call, View, row_major
 from trainer.gpu.native import GpuError
 from trainer.gpu.program import GpuProgram, chosen_precision
-from trainer.gpu.runner import padded_keys, places
+from trainer.gpu.runner import places
 from trainer.models import parse_model
-from trainer.program import DenseProgram, TableLayout
+from trainer.program import DenseProgram, TableLayout, padded_count
 from trainer.settings import DenseOptimizerConfig
 
 OPTIMIZER = DenseOptimizerConfig(learning_rate=0.01, weight_decay=0.01, l2=0.001, clip_norm=0.5)
@@ -365,10 +365,10 @@ def test_a_reshaped_view_holds_the_same_elements_in_order(data):
 
 @given(st.integers(0, 5_000_000))
 def test_few_sizes_for_the_keys_of_a_batch(count):
-    size = padded_keys(count)
+    size = padded_count(count)
     assert size >= count
     assert size <= max(64, count * 1.13)
-    assert padded_keys(size) == size
+    assert padded_count(size) == size
 
 
 # --------------------------------------------------------------------------------------------------- what a user is

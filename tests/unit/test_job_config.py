@@ -394,3 +394,12 @@ def test_a_checkpoint_to_begin_with_lies_where_servers_can_load_it() -> None:
 def job_with(*, table: str = "default", **sections: Any) -> JobConfig:
     data = {"train": "/t", "labels": ["click"], "sparse": [{"name": "c", "table": table}], **sections.pop("data", {})}
     return JobConfig.parse({"name": "j", "data": data, **sections})
+
+
+def test_a_step_of_more_rows_than_float32_counts_is_refused(write) -> None:
+    """The trainers add up the rows of a step in float32, which has no 16,777,217."""
+    JobConfig.load(write(), ["data.batch_rows=1048575", "cluster.trainers=16"])
+    said = refusal(write(), "data.batch_rows=1048576", "cluster.trainers=16")
+    assert "data.batch_rows: is 1048576" in said
+    assert "steps of 16777216 rows" in said
+    assert "at most 1048575" in said

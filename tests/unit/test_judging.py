@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from trainer.checkpoint import MANIFEST
+from trainer.checkpoints import open_checkpoints
 from trainer.config import JobConfig
 from trainer.judging import Judge
-from trainer.loop import Progress
+from trainer.loop import Progress, Signals
 from trainer.saving import Saver
 from trainer.spec import Spec
 
@@ -53,7 +55,7 @@ class Trainer:
         self.link, self.saved = Link(), []
         self.saver = Saver(spec, None, None, None, None, None, None)
         self.saver.restored_step = self.restored
-        self.judge = Scored(spec, self.scores, None, None, None, self.link, self.saver)
+        self.judge = Scored(spec, self.scores, None, None, None, self.link, self.saver, Signals())
         self.progress = Progress()
 
     def save(self):
@@ -137,7 +139,7 @@ def test_the_final_evaluation_may_be_the_best(tmp_path: Path) -> None:
 
 def _restored(tmp_path, state, step, **kwargs):
     one = Trainer(tmp_path, restored=step, **kwargs)
-    one.judge.load_state(state, None)
+    one.judge.load_state(state, open_checkpoints(str(tmp_path)))
     return one
 
 
@@ -182,3 +184,38 @@ def test_training_that_had_stopped_stays_so_after_a_restart(tmp_path: Path) -> N
     assert one.judge.owes(50, ended_epoch=None, epochs=9)
     assert not one.at(50)
     assert one.judge.stopped_early
+
+
+def _committed(folder: Path, *steps: int) -> None:
+    for step in steps:
+        (folder / f"step-{step}").mkdir()
+        (folder / f"step-{step}" / MANIFEST).write_text("{}")
+
+
+@pytest.mark.parametrize("marked", ["step-30\n", "step-40\n", None])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_best_of_what_is_restored_is_marked_again(tmp_path: Path, marked: str | None, rank: int) -> None:
+    """The mark stood at a later checkpoint (put aside as damaged, or of the line that was left), or was lost."""
+    before = Trainer(tmp_path, scores=[0.7, 0.6])
+    before.at(10)
+    before.at(20)
+    _committed(tmp_path, 10, 20, 40)
+    (tmp_path / "BEST").unlink()
+    if marked is not None:
+        (tmp_path / "BEST").write_text(marked)
+    one = _restored(tmp_path, before.judge.state(), 20, rank=rank)
+    assert one.marked == ("step-10" if rank == 0 else marked and marked.strip())
+    best = one.judge.best_of_all(25, {"auc": 0.5})
+    assert best == {"step": 10, "auc": 0.7, "checkpoint": str(tmp_path / "step-10")}
+
+
+def test_a_best_step_without_a_checkpoint_leaves_the_mark_before_it(tmp_path: Path) -> None:
+    """Its checkpoint had failed."""
+    before = Trainer(tmp_path, scores=[0.7, 0.8])
+    before.at(10)
+    before.saves_fail = True
+    before.at(20)
+    _committed(tmp_path, 10, 30)
+    one = _restored(tmp_path, before.judge.state(), 30)
+    assert one.marked == "step-10"
+    assert one.judge.best_of_all(35, {"auc": 0.5})["checkpoint"] == str(tmp_path / "step-10")

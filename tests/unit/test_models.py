@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from data_pipeline.batch import Batch, TableKeys
 from tests import reference_models
 from tests.reference_models import Row
+from trainer.first_biases import Sample, fit
 from trainer.models import KINDS, parse_model
 from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable
 from trainer.native import Precision
@@ -359,3 +360,78 @@ def test_experts_start_apart() -> None:
     """Experts with equal weights would get equal gradients and stay one expert forever."""
     values = program_of(parse_model({"kind": "mmoe", "experts": 2, "expert": [4], "tower": []}), 2).parameters()
     assert not np.allclose(values["experts.0.hidden.0.weight"], values["experts.1.hidden.0.weight"])
+
+
+class Steady:
+    """Servers that give the values of a test, whatever is asked for."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def pull(self, table, keys_U):
+        return self.values[table]
+
+
+def _first_program(case, **more):
+    batch = batch_of(2 if case["kind"] in MULTI_TASK else 1)
+    program = DenseProgram(
+        layouts(case["kind"]),
+        num_dense=D,
+        num_labels=batch.labels_BL.shape[1],
+        model=parse_model(case),
+        optimizer=DenseOptimizerConfig(),
+        seed=4,
+        rank=0,
+        **more,
+    )
+    return batch, program
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_the_first_predictions_have_the_labels_rates_as_their_means(case: dict) -> None:
+    rng = np.random.default_rng(8)
+    values = {name: rng.standard_normal((U, W + 1)).astype(np.float32) for name in ("user", "item")}
+    batch, program = _first_program(case)
+    if case["kind"] == "two_tower":
+        assert program.output_biases == [], "a cosine has no bias"
+        return
+    before = program.parameters()
+    rates = np.array([0.004, 0.0007])[: batch.labels_BL.shape[1]]
+    biases = fit(program, Steady(values), Sample([batch, batch], rates, 14))
+    assert program.read_output_biases() == pytest.approx(biases)
+    probability = 1 / (1 + np.exp(-program.predict(batch, values).astype(np.float64)))
+    mean = np.average(probability, axis=0, weights=batch.sample_weight_B)
+    assert mean == pytest.approx(rates, rel=2e-3)
+    touched = {name for name, _ in program.output_biases}
+    for name, value in program.parameters().items():
+        if name not in touched:
+            np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize("rate", [1e-6, 0.5, 1 - 1e-6])
+def test_rates_of_any_size_are_met_with_a_shift_of_predictions_too(rate: float) -> None:
+    """Negative sampling shifts predictions; the mean is that of what is predicted, not of what is trained on."""
+    rng = np.random.default_rng(8)
+    values = {name: rng.standard_normal((U, W + 1)).astype(np.float32) for name in ("user", "item")}
+    batch, program = _first_program({"kind": "deepfm", "tower": [5]}, logit_shift=float(np.log(0.05)))
+    fit(program, Steady(values), Sample([batch], np.array([rate]), 7))
+    logit = program.predict(batch, values).astype(np.float64)[:, 0]
+    mean = np.average(1 / (1 + np.exp(-logit)), weights=batch.sample_weight_B)
+    assert mean == pytest.approx(rate, rel=2e-3)
+    assert 1 - mean == pytest.approx(1 - rate, rel=2e-3)
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_rows_that_fill_up_a_batch_change_nothing(case: dict) -> None:
+    if case.get("auxiliary_weight"):
+        pytest.skip("its negatives are those of the row before: the first row's then come from a row without any")
+    rng = np.random.default_rng(8)
+    values = {name: rng.standard_normal((U, W + 1)).astype(np.float32) for name in ("user", "item")}
+    batch, plain = _first_program(case)
+    _, padded = _first_program(case, pad_rows=True)
+    expected, found = plain.gradients(batch, values), padded.gradients(batch, values)
+    assert found.logit_BY.shape == expected.logit_BY.shape
+    np.testing.assert_allclose(found.logit_BY, expected.logit_BY, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.flat_N, expected.flat_N, rtol=1e-4, atol=1e-5)
+    for name, gradient in expected.tables.items():
+        np.testing.assert_allclose(found.tables[name], gradient, rtol=1e-4, atol=1e-5)

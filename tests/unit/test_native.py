@@ -299,3 +299,40 @@ def test_processes_that_build_at_once_build_once(tmp_path: Path) -> None:
 def test_the_operators_need_no_python_headers_and_import_no_paddle_to_be_found() -> None:
     code = "import sys; from trainer import native; native.support(); assert 'paddle' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_products_kept_for_row_counts_that_differ_are_bounded() -> None:
+    """Each takes some hundred kilobytes; with a new one for each batch a trainer would grow for as long as it runs."""
+    program = """
+        import numpy as np, psutil
+        from trainer.models import parse_model
+        from trainer.program import DenseProgram, TableLayout
+        from trainer.settings import DenseOptimizerConfig
+        from types import SimpleNamespace
+
+        names = ["a", "b"]
+        program = DenseProgram([TableLayout("t", 5, True, names)], num_dense=3, num_labels=1,
+            model=parse_model({"kind": "deepfm", "tower": [64, 64, 64]}), optimizer=DenseOptimizerConfig(), seed=1,
+            rank=0, operators="float32")
+        rng = np.random.default_rng(0)
+
+        def step(rows):
+            index = rng.integers(0, 9, (rows, 2)).astype(np.int32)
+            batch = SimpleNamespace(num_rows=rows, dense_BD=np.zeros((rows, 3), np.float32), sample_weight_B=None,
+                labels_BL=np.zeros((rows, 1), np.float32),
+                tables={"t": SimpleNamespace(single_BF=index, index={}, weights={})})
+            program.gradients(batch, {"t": np.zeros((8, 5), np.float32)})
+
+        for rows in range(100, 190):
+            step(rows)
+        before = psutil.Process().memory_info().rss
+        for rows in range(190, 290):
+            step(rows)
+        print("grown", (psutil.Process().memory_info().rss - before) >> 20)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    grown = int(done.stdout.rsplit("grown", 1)[1])
+    assert grown < 20, grown

@@ -45,11 +45,8 @@ def keys_of_row(batch: Batch, row: int, feature: str) -> list[int]:
 
 
 def sampled(batch: Batch, **config) -> tuple[Batch, int]:
-    left_out: list[int] = []
-    [result] = sample_negatives(
-        iter([batch]), NegativeSamplingConfig(**config), seed=5, epoch=0, on_left_out=left_out.append
-    )
-    return result, sum(left_out)
+    [result] = sample_negatives(iter([batch]), NegativeSamplingConfig(**config), seed=5, epoch=0)
+    return result, batch.num_rows - result.num_rows
 
 
 def test_every_click_stays_with_its_own_keys_and_values() -> None:
@@ -122,3 +119,27 @@ def test_the_shift_makes_rates_true_again() -> None:
     assert 1 / (1 + np.exp(-shifted)) == pytest.approx(p / (p + (1 - p) / keep))
     assert logit_shift(None) == 0.0
     assert logit_shift(NegativeSamplingConfig(keep=keep, correction="weight")) == 0.0
+
+
+@pytest.mark.parametrize("correction", ["shift", "weight"])
+@pytest.mark.parametrize("keep", [0.1, 0.5])
+def test_soft_labels_keep_the_rate_that_the_correction_takes_for_granted(correction: str, keep: float) -> None:
+    """What training sees, put right again as predictions are, is the mean label of all rows."""
+    rng = np.random.default_rng(4)
+    soft = rng.beta(0.5, 2, 20_000)
+    label = np.where(rng.random(20_000) < 0.5, (soft > 0.8) * 1.0, soft).astype(np.float32)
+    label[label < 0.02] = 0
+    batch = replace(batch_of(20_000), labels_BL=label[:, None])
+    result, left_out = sampled(batch, keep=keep, correction=correction)
+    kept = result.group_B.astype(int)
+    assert set(np.flatnonzero(label)) <= set(kept), "only rows without any click are left out"
+    assert left_out > 0
+    seen, weight = result.labels_BL[:, 0].astype(np.float64), result.sample_weight_B.astype(np.float64)
+    assert 0 <= seen.min() <= seen.max() <= 1
+    odds = (weight @ seen) / (weight @ (1 - seen))
+    if correction == "shift":
+        odds *= keep
+    assert odds / (1 + odds) == pytest.approx(label.mean(), rel=0.03)
+    hard = label[kept] == seen
+    assert hard.all() == (correction == "weight")
+    assert hard[(label[kept] == 0) | (label[kept] == 1)].all()

@@ -221,3 +221,15 @@ def test_counting_a_day_leaves_no_draft(tmp_path: Path) -> None:
     assert one.servers.advanced == [["default"]]
     assert list(one.folder.iterdir()) == []
     assert not one.saver.has(7)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_restored_checkpoint_is_one_that_there_is(tmp_path: Path, rank: int) -> None:
+    """Nobody needs to save its step again, and trainer 0 can say where it is and what it holds."""
+    Trainer(tmp_path).save()
+    path = str(tmp_path / "checkpoints" / "step-7")
+    one = Trainer(tmp_path, rank=rank)
+    one.saver._load_tables = lambda address: checkpoint.read(Path(address))
+    one.saver.restore(path)
+    assert one.saver.has(7)
+    assert one.saver.saved == ({"keys": {"default": 3}, "checkpoint": path} if rank == 0 else {})

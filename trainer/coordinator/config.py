@@ -40,7 +40,7 @@ class ControlConfig(BaseModel):
     """Who reads which slice of an epoch. dynamic: slices go to whoever asks next, each trainer up to its share.
     static: all are dealt out beforehand, so that a run can be repeated exactly."""
     max_restarts: int = Field(default=3, ge=0)
-    """How often in a row the job starts again after a loss; counted anew after each committed checkpoint."""
+    """How often in a row the job starts again after a loss; counted anew after each checkpoint of more rows trained."""
     backoff_seconds: float = Field(default=1.0, ge=0)
     """Pause before the first restart; doubled for each one that follows without progress."""
     max_backoff_seconds: float = Field(default=60.0, ge=0)

@@ -99,7 +99,8 @@ class Control:
         self._load_seconds: float | None = None  # of this incarnation's restore
         self._since = now  # when the phase began
         self._not_before = now  # end of the pause before the next incarnation
-        self._num_fruitless = 0  # restarts in a row without a committed checkpoint
+        self._num_fruitless = 0  # restarts in a row without a checkpoint of more rows than it began with
+        self._rows_at_start = 0  # of the checkpoint that this incarnation began with
         self._causes = Causes()
         self._stop: StopRequested | None = None
         self._doubt: Cause | None = None  # while the checkpoint is looked at that could not be restored
@@ -224,7 +225,7 @@ class Control:
             self._fail(cause, now)
 
     def _settled(self, event: Settled, now: float) -> None:
-        if not event.error:
+        if not event.error and event.commit.cursor.body["rows"] > self._rows_at_start:
             self._num_fruitless = 0
         cause = self._requests.settle(event, now)
         if self.phase is not Phase.HALTING:
@@ -395,6 +396,7 @@ class Control:
         self._causes = Causes()
         self.result = None
         self._requests.begin(self.incarnation)
+        self._rows_at_start = self._requests.starting_point["rows"]
         self._enter(Phase.SERVERS, now)
         restore = self._requests.restore
         restored = f", from {restore}" if restore else ""

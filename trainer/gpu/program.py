@@ -20,9 +20,9 @@ from trainer.gpu import check, fuse, graph
 from trainer.gpu.lower import TAIL
 from trainer.gpu.native import Device, GpuError
 from trainer.gpu.nccl import Nccl
-from trainer.gpu.runner import Runner, padded_keys
+from trainer.gpu.runner import Runner
 from trainer.models import ModelConfig
-from trainer.program import DenseProgram, Floats, Gradients, StepBuffer, TableLayout
+from trainer.program import DenseProgram, Floats, Gradients, StepBuffer, TableLayout, padded_count
 from trainer.settings import DenseOptimizerConfig, WireType
 
 Precision = Literal["auto", "float32", "tfloat32", "bfloat16", "float16"]
@@ -107,6 +107,7 @@ class GpuProgram(DenseProgram):
         device: Device,
         precision: str,
         logit_shift: float = 0.0,
+        pad_rows: bool = False,
     ) -> None:
         super().__init__(
             layouts,
@@ -117,6 +118,7 @@ class GpuProgram(DenseProgram):
             seed=seed,
             rank=rank,
             logit_shift=logit_shift,
+            pad_rows=pad_rows,
         )
         self.device, self.precision = device, precision
         self.graphs = self._graphs()
@@ -198,7 +200,7 @@ class GpuProgram(DenseProgram):
         for key, array in arrays.items():
             shape = array.shape
             if key.endswith("/rows"):
-                shape = (padded_keys(shape[0]), shape[1])
+                shape = (padded_count(shape[0]), shape[1])
             elif "/list/" in key or "/weight/" in key:
                 shape = (shape[0], max(4, -(-shape[1] // 4) * 4))
             shapes[key] = shape
@@ -233,7 +235,9 @@ class GpuProgram(DenseProgram):
         for layout in self._layouts:
             part = found[f"rows/{layout.name}"][: len(rows[layout.name])]
             tables[layout.name] = part * inverse if self._loss_scale != 1.0 else part.copy()
-        result = GpuGradients(self, tables, found["logit"].copy(), status[0], status[1], finite=finite)
+        result = GpuGradients(
+            self, tables, found["logit"][: batch.num_rows].copy(), status[0], status[1], finite=finite
+        )
         self._good_steps += 1
         return result
 

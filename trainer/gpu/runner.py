@@ -1,8 +1,7 @@
 """Runs lowered programs on one GPU: places their arrays in memory, captures their calls as a CUDA graph, replays it.
 
-A graph is made for each set of shapes and kept. The keys of a batch are padded to one of a few sizes, so that few
-graphs are
-made; a padded row is read by nothing and gets a gradient of zero.
+A graph is made for each set of shapes and kept. The keys of a batch (and with negative sampling its rows) are padded to
+one of a few sizes, so that few graphs are made; a padded row is read by nothing and gets a gradient of zero.
 """
 
 from __future__ import annotations
@@ -69,14 +68,6 @@ def places(calls: Sequence[Call]) -> tuple[dict[int, int], int]:
                     merged.append((o, s))
             free = merged
     return found, top
-
-
-def padded_keys(count: int) -> int:
-    """The next size of an eighth of a power of two, at least 64."""
-    if count <= 64:
-        return 64
-    step = 1 << max(3, (count - 1).bit_length() - 4)
-    return -(-count // step) * step
 
 
 @dataclass

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import paddle
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, linear
+from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases, linear
 from trainer.models.config import AutoIntConfig
 
 
@@ -46,6 +48,9 @@ class AutoInt(Model):
             state_BFX = layer(state_BFX)
         logit_BY = self.output(paddle.reshape(state_BFX, [-1, self.num_hidden])) + inputs.first_order_B1
         return logit_BY if self.tower is None else logit_BY + self.tower(inputs.parts)
+
+    def output_biases(self) -> Sequence[tuple[Variable, int]]:
+        return biases(self.output)
 
 
 class _SelfAttention(paddle.nn.Layer):  # type: ignore[misc]

@@ -158,6 +158,15 @@ class Model(paddle.nn.Layer):  # type: ignore[misc]
         """Loss of each row, [B, 1], before the row's weight. By default the logistic loss, summed over labels."""
         return logistic_loss_B1(logit_BY, label_BY)
 
+    def output_biases(self) -> Sequence[tuple[Variable, int]]:
+        """For each label in order: the bias parameter, and the place in it, that makes its log-odds larger or smaller.
+
+        It must not move the log-odds of the labels before. Training begins with values under which predictions have
+        the labels' rates as their means (`train.start_at_label_rate`). Empty: there is no such bias, or scores are no
+        log-odds; nothing is set then.
+        """
+        return ()
+
 
 class Tower(paddle.nn.Layer):  # type: ignore[misc]
     """Fully connected layers with ReLU and dropout, then a linear output unless `num_outputs` is None.
@@ -199,6 +208,12 @@ class Tower(paddle.nn.Layer):  # type: ignore[misc]
             if self.dropout is not None:
                 x_BX = self.dropout(x_BX)
         return x_BX if self.output is None else self.output(x_BX)
+
+
+def biases(*layers: Any) -> list[tuple[Variable, int]]:
+    """`Model.output_biases` of linear layers, or of towers' last ones, whose outputs are the labels in order."""
+    last: list[Any] = [layer.output if isinstance(layer, Tower) else layer for layer in layers]
+    return [(each.bias, place) for each in last for place in range(int(np.prod(each.bias.shape)))]
 
 
 class Linear(paddle.nn.Linear):  # type: ignore[misc]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import paddle
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, linear, side_by_side
+from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases, linear, side_by_side
 from trainer.models.config import DCNConfig
 
 
@@ -35,3 +37,6 @@ class DCNv2(Model):
             crossed_BX = first_BX * layer(crossed_BX) + crossed_BX
         hidden_BH = self.tower(crossed_BX) if self.stacked else side_by_side([crossed_BX, self.tower(first_BX)])
         return self.output(hidden_BH) + inputs.first_order_B1
+
+    def output_biases(self) -> Sequence[tuple[Variable, int]]:
+        return biases(self.output)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, pairwise_B1
+from collections.abc import Sequence
+
+from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases, pairwise_B1
 from trainer.models.config import DeepFMConfig
 
 
@@ -16,3 +18,6 @@ class DeepFM(Model):
 
     def forward(self, inputs: ModelInputs) -> Variable:
         return self.tower(inputs.parts) + inputs.first_order_B1 + pairwise_B1(inputs.fields_BFW)
+
+    def output_biases(self) -> Sequence[tuple[Variable, int]]:
+        return biases(self.tower)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import paddle
 from paddle.base.layer_helper import LayerHelper
 
@@ -12,6 +14,7 @@ from trainer.models.base import (
     SequenceInput,
     Tower,
     Variable,
+    biases,
     logistic_loss_B1,
 )
 from trainer.models.config import DIENConfig
@@ -62,6 +65,9 @@ class DIEN(Model):
             for name, state_BLW in zip(self.targets, self._states, strict=True):
                 loss_B1 = loss_B1 + self.auxiliary_weight * _auxiliary_B1(inputs.sequences[name], state_BLW)
         return loss_B1
+
+    def output_biases(self) -> Sequence[tuple[Variable, int]]:
+        return biases(self.tower)
 
 
 def _auxiliary_B1(past: SequenceInput, state_BLW: Variable) -> Variable:

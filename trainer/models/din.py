@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import paddle
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, SequenceInput, Tower, Variable
+from trainer.models.base import (
+    FeatureSpec,
+    Model,
+    ModelInputs,
+    SequenceInput,
+    Tower,
+    Variable,
+    biases,
+)
 from trainer.models.config import DINConfig
 
 
@@ -44,6 +52,9 @@ class DIN(Model):
         if self.softmax:
             score_BL1 = masked_softmax_BL1(score_BL1, mask_BL1)
         return paddle.sum(score_BL1 * mask_BL1 * emb_BLW, axis=1)
+
+    def output_biases(self) -> Sequence[tuple[Variable, int]]:
+        return biases(self.tower)
 
 
 def masked_softmax_BL1(score_BL1: Variable, mask_BL1: Variable) -> Variable:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import paddle
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable
+from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases
 from trainer.models.config import DLRMConfig
 
 
@@ -38,3 +39,6 @@ class DLRM(Model):
         dots_BX = paddle.reshape(dots_BFF, [-1, self.num_vectors * self.num_vectors])
         dots_BP = paddle.index_select(dots_BX, paddle.assign(self.pairs), axis=1)
         return self.top([dense_BW, dots_BP]) + inputs.first_order_B1
+
+    def output_biases(self) -> Sequence[tuple[Variable, int]]:
+        return biases(self.top)

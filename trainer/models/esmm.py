@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import paddle
 
-from trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, side_by_side
+from trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, biases, side_by_side
 from trainer.models.config import ESMMConfig
 from trainer.models.multitask import MultiTaskModel
 
@@ -31,3 +32,6 @@ class ESMM(MultiTaskModel):
         # 1/p - 1 = (1 + e^-a)(1 + e^-b) - 1 = e^-a + e^-b + e^-(a+b), which gives the product's log-odds stably
         terms_B3 = side_by_side([-click_B1, -conversion_B1, -(click_B1 + conversion_B1)])
         return side_by_side([click_B1, -paddle.logsumexp(terms_B3, axis=1, keepdim=True)])
+
+    def output_biases(self) -> Sequence[tuple[Variable, int]]:
+        return biases(self.click, self.conversion)

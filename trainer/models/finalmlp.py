@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import paddle
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, linear, side_by_side
+from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases, linear, side_by_side
 from trainer.models.config import FinalMLPConfig
 
 
@@ -50,6 +51,9 @@ class FinalMLP(Model):
         mapped = paddle.reshape(paddle.matmul(first, self.bilinear), [self.heads, -1, self.num_labels, self.sizes[1]])
         fused_BY = paddle.sum(mapped * second, axis=[0, 3])
         return self.linear_first(first_BH) + self.linear_second(second_BH) + fused_BY + inputs.first_order_B1
+
+    def output_biases(self) -> Sequence[tuple[Variable, int]]:
+        return biases(self.linear_first)
 
 
 class _Gate(paddle.nn.Layer):  # type: ignore[misc]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import paddle
 
 from trainer.models.base import FeatureSpec, Model, ModelInputs, Variable
@@ -19,3 +21,6 @@ class LogisticRegression(Model):
     def forward(self, inputs: ModelInputs) -> Variable:
         logit_BY = inputs.first_order_B1 + self.bias
         return logit_BY if self.dense is None else logit_BY + self.dense(inputs.dense_BD)
+
+    def output_biases(self) -> Sequence[tuple[Variable, int]]:
+        return [(self.bias, label) for label in range(self.bias.shape[0])]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import paddle
 
-from trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, linear, side_by_side
+from trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, biases, linear, side_by_side
 from trainer.models.config import MMoEConfig
 from trainer.models.multitask import MultiTaskModel, mix_BH
 
@@ -27,3 +28,6 @@ class MMoE(MultiTaskModel):
         experts = [expert(flat_BX) for expert in self.experts]
         mixed = [mix_BH(gate(flat_BX), experts) for gate in self.gates]
         return side_by_side([tower(x) for tower, x in zip(self.towers, mixed, strict=True)])
+
+    def output_biases(self) -> Sequence[tuple[Variable, int]]:
+        return biases(*self.towers)

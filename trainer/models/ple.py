@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import paddle
 
-from trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, linear, side_by_side
+from trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, biases, linear, side_by_side
 from trainer.models.config import PLEConfig
 from trainer.models.multitask import MultiTaskModel, mix_BH
 
@@ -37,6 +39,9 @@ class PLE(MultiTaskModel):
         for level in self.levels:
             states = level(states)
         return side_by_side([tower(state) for tower, state in zip(self.towers, states, strict=False)])
+
+    def output_biases(self) -> Sequence[tuple[Variable, int]]:
+        return biases(*self.towers)
 
 
 class _Level(paddle.nn.Layer):  # type: ignore[misc]

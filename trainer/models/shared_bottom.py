@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import paddle
 
-from trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, side_by_side
+from trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, biases, side_by_side
 from trainer.models.config import SharedBottomConfig
 from trainer.models.multitask import MultiTaskModel
 
@@ -23,3 +24,6 @@ class SharedBottom(MultiTaskModel):
     def forward(self, inputs: ModelInputs) -> Variable:
         shared_BH = self.bottom(inputs.parts)
         return side_by_side([tower(shared_BH) for tower in self.towers])
+
+    def output_biases(self) -> Sequence[tuple[Variable, int]]:
+        return biases(*self.towers)

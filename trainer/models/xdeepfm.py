@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import paddle
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, linear
+from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases, linear
 from trainer.models.config import XDeepFMConfig
 
 
@@ -35,3 +37,6 @@ class XDeepFM(Model):
             pooled.append(paddle.sum(state_BWH, axis=1))
         hidden_BH = paddle.concat(pooled, axis=1) if len(pooled) > 1 else pooled[0]
         return self.output(hidden_BH) + self.tower(inputs.parts) + inputs.first_order_B1
+
+    def output_biases(self) -> Sequence[tuple[Variable, int]]:
+        return biases(self.output)

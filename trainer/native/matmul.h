@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -35,7 +36,8 @@ class MatMul {
   static void run(std::int64_t m, std::int64_t k, std::int64_t n, const In* a, bool a_transposed, const In* b,
                   bool b_transposed, const float* bias, bool relu, Out* c) {
     const Key key{m, k, n, dnnl_type<In>(), dnnl_type<Out>(), a_transposed, b_transposed, bias != nullptr, relu};
-    const Prepared& prepared = instance().prepare(key);
+    const std::shared_ptr<const Prepared> held = instance().prepare(key);  // another thread may drop it meanwhile
+    const Prepared& prepared = *held;
     dnnl_exec_arg_t args[5];
     int count = 0;
     const auto add = [&](int name, const dnnl_memory_desc_t layout, const void* data) {
@@ -61,9 +63,18 @@ class MatMul {
   using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, int, int, bool, bool, bool, bool>;
 
   struct Prepared {
-    dnnl_memory_desc_t a, b, c, bias;
-    dnnl_memory_desc_t scratch;  // null when the product needs none
-    dnnl_primitive_t primitive;
+    dnnl_memory_desc_t a = nullptr, b = nullptr, c = nullptr, bias = nullptr;
+    dnnl_memory_desc_t scratch = nullptr;  // null when the product needs none
+    dnnl_primitive_t primitive = nullptr;
+
+    Prepared() = default;
+    Prepared(const Prepared&) = delete;
+    Prepared& operator=(const Prepared&) = delete;
+    ~Prepared() {
+      if (primitive != nullptr) dnnl_primitive_destroy(primitive);
+      for (dnnl_memory_desc_t each : {a, b, c, bias, scratch})
+        if (each != nullptr) dnnl_memory_desc_destroy(each);
+    }
   };
 
   class Scratch {
@@ -91,6 +102,7 @@ class MatMul {
   MatMul() {
     if (dnnl_version()->major != 3) throw std::runtime_error("the tower's operators need oneDNN 3");
     check(dnnl_engine_create(&engine_, DNNL_CPU, 0), "engine");
+    check(dnnl_set_primitive_cache_capacity(0), "cache");
   }
 
   static MatMul& instance() {
@@ -106,14 +118,33 @@ class MatMul {
     return result;
   }
 
-  // Kept for good: a job has a handful of shapes, one set for full batches and one for each epoch's last.
-  const Prepared& prepare(const Key& key) {
+  // The products used last are kept, here alone: oneDNN would keep a thousand more of them. Most jobs have a handful of row counts, one for full batches and one for the last of
+  // each epoch; were every batch to have its own, there would be no end to them, of half a megabyte each.
+  std::shared_ptr<const Prepared> prepare(const Key& key) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = prepared_.find(key);
-    if (found != prepared_.end()) return found->second;
+    if (found != prepared_.end()) {
+      recent_.splice(recent_.begin(), recent_, found->second.place);
+      return found->second.prepared;
+    }
+    const auto made = make(key);
+    recent_.push_front(key);
+    prepared_.emplace(key, Kept{made, recent_.begin()});
+    while (prepared_.size() > kMostKept) {
+      prepared_.erase(recent_.back());
+      recent_.pop_back();
+    }
+    return made;
+  }
+
+  std::shared_ptr<const Prepared> make(const Key& key) {
     const auto [m, k, n, in, out, a_transposed, b_transposed, has_bias, relu] = key;
-    Prepared made{layout(m, k, in, a_transposed), layout(k, n, in, b_transposed), layout(m, n, out, false),
-                  has_bias ? layout(1, n, DNNL_F32, false) : nullptr, nullptr, nullptr};
+    auto result = std::make_shared<Prepared>();
+    Prepared& made = *result;
+    made.a = layout(m, k, in, a_transposed);
+    made.b = layout(k, n, in, b_transposed);
+    made.c = layout(m, n, out, false);
+    if (has_bias) made.bias = layout(1, n, DNNL_F32, false);
     dnnl_primitive_attr_t attributes;
     check(dnnl_primitive_attr_create(&attributes), "attributes");
     check(dnnl_primitive_attr_set_scratchpad_mode(attributes, DNNL_SCRATCHPAD_USER), "scratch memory");
@@ -133,12 +164,21 @@ class MatMul {
       check(dnnl_memory_desc_clone(&made.scratch, needed), "scratch memory");
     dnnl_primitive_desc_destroy(description);
     dnnl_primitive_attr_destroy(attributes);
-    return prepared_.emplace(key, made).first->second;
+    return result;
   }
+
+  struct Kept {
+    std::shared_ptr<const Prepared> prepared;
+    std::list<Key>::iterator place;  // in recent_
+  };
+
+  // More than the largest model has in a step: with fewer, every step would make all of its products anew.
+  static constexpr std::size_t kMostKept = 512;
 
   dnnl_engine_t engine_;
   std::mutex mutex_;
-  std::map<Key, Prepared> prepared_;
+  std::map<Key, Kept> prepared_;
+  std::list<Key> recent_;  // newest first
 };
 
 }  // namespace paddlewheel

@@ -63,6 +63,7 @@ const dnnl_memory_desc* dnnl_primitive_desc_query_md(const dnnl_primitive_desc*,
 dnnl_status_t dnnl_primitive_desc_destroy(dnnl_primitive_desc_t);
 dnnl_status_t dnnl_primitive_create(dnnl_primitive_t*, const dnnl_primitive_desc*);
 dnnl_status_t dnnl_primitive_destroy(dnnl_primitive_t);
+dnnl_status_t dnnl_set_primitive_cache_capacity(int);
 dnnl_status_t dnnl_primitive_execute(const dnnl_primitive*, dnnl_stream_t, int nargs, const dnnl_exec_arg_t*);
 
 }  // extern "C"

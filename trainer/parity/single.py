@@ -15,6 +15,7 @@ from trainer.config import JobConfig
 from trainer.dense_sync import DenseSync
 from trainer.evaluate import evaluate
 from trainer.exchange import Exchange
+from trainer.first_biases import first_biases
 from trainer.incarnation import layouts
 from trainer.loop import Signals, TrainLoop
 from trainer.parity.memory import MemoryClient
@@ -35,6 +36,8 @@ def run(job: JobConfig) -> dict[str, Any]:
     sync = DenseSync(0, 1, "", interface=None)
     program = dense_program(job, layouts(job.data, tables), rank=0)
     data = Dataset.open(job.data.train, job.data)
+    if job.train.start_at_label_rate:
+        first_biases(program, client, data, job.data)
     total_steps = -(-data.num_rows // job.data.batch_rows) * job.train.epochs
     loop = TrainLoop(
         program,

@@ -11,7 +11,7 @@ import pytest
 from data_pipeline import DataError
 from data_pipeline.dataset import Dataset
 from data_pipeline.loader import Loader
-from tests.parquet_files import config_for, load, numbered, numbered_config, rows_of
+from tests.parquet_files import config_for, load, numbered, numbered_config, rows_of, write
 
 
 def run_alone(code: str) -> None:
@@ -110,6 +110,21 @@ def test_damage_of_every_kind(tmp_path, damage, message, policy):
         assert loader.counters["unreadable_rows"] == dataset.num_rows - 2000
     assert sorted(rows) == [*range(1000), *range(2000, 3000)]
     assert len(dataset.skipped_files) + len(loader.unreadable) == 1
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("bad", [(1500, 3000), (0, 3000), (2990, 3000)])
+def test_rows_that_cannot_be_used_at_the_end_are_in_the_spans_all_the_same(tmp_path, shuffle, bad):
+    """Whoever trains counts rows by the spans that it is given, not by the loader's position."""
+    click = [7 if bad[0] <= row < bad[1] else row % 2 for row in range(3000)]
+    write(tmp_path / "a.parquet", {"click": click, "row": [float(r) for r in range(3000)], "item": click})
+    config = numbered_config(on_bad_row="skip", batch_rows=256, shuffle={"enabled": shuffle, "window_rows": 512})
+    dataset = Dataset.open(str(tmp_path), config)
+    batches = load(dataset)
+    assert sum(span.num_rows for batch in batches for span in batch.spans) == 3000
+    assert sum(batch.num_skipped_rows for batch in batches) == bad[1] - bad[0]
+    assert sorted(rows_of(batches)) == [row for row in range(3000) if not bad[0] <= row < bad[1]]
+    assert all(batch.num_rows for batch in batches[:-1])
 
 
 def test_all_files_bad_is_an_error_even_when_skipping(tmp_path):

@@ -88,3 +88,17 @@ def test_a_saved_table_that_has_changed_is_refused(saved, tmp_path):
     with pytest.raises(CheckpointError, match=f"{part.name} has changed since it was written"):
         warm_start(saved.directory, tmp_path / "new", name="new", config=config(), seed=9, num_shards=5)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("bounds", "fits"), [((-10, 0.05), False), ((-10, 0.4), False), ((-1.2, 1.2), True), ((-10, 10), True)]
+)
+def test_bounds_that_would_cut_what_was_learnt_are_refused(saved, tmp_path, bounds, fits):
+    """A rule clips the change from the initial vector at each push, so these vectors would not survive their first."""
+    target = config(initial_range=0.1, optimizer={"rule": "sgd", "learning_rate": 0.1, "weight_bounds": bounds})
+    if fits:
+        warm_start(saved.directory, tmp_path / "new", name="new", config=target, seed=9, num_shards=5)
+        return
+    with pytest.raises(CheckpointError, match=r"weight_bounds \[.*the first push of their keys would cut them"):
+        warm_start(saved.directory, tmp_path / "new", name="new", config=target, seed=9, num_shards=5)
+    assert not (tmp_path / "new").exists()
