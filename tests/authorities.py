@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from tests.needs import require
+
 _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
@@ -21,4 +23,5 @@ def make_authority(folder: Path, name: str) -> dict[str, str]:
 
 
 def _openssl(*words: object) -> None:
+    require("openssl")
     subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)

@@ -11,12 +11,14 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import psutil
 import pytest
+
+from tests import needs
 
 _RUN_VARIABLE = "PADDLEWHEEL_TEST_RUN"
 _RUN_ID = uuid.uuid4().hex
@@ -43,6 +45,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(root) and item.path.relative_to(root).parts[0] in _CHECKED_FOLDERS:
             item.add_marker(pytest.mark.processes)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leaves out a test before its fixtures are made, if what it needs is not here."""
+    needs.require_marked(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keeps what a skipped test needs for the table at the end."""
+    report = yield
+    needs.note(report, call.excinfo.value if call.excinfo else None)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was left out, and what brings it."""
+    if lines := needs.table(terminalreporter.stats.get("skipped", [])):
+        terminalreporter.section("left out")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 def _processes_of_this_run() -> set[psutil.Process]:
@@ -117,10 +141,6 @@ def eventually() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder with the public data sets (PADDLEWHEEL_TEST_DATA). Without it tests are skipped, but never in CI."""
-    folder = os.environ.get("PADDLEWHEEL_TEST_DATA")
-    if folder and Path(folder).is_dir():
-        return Path(folder)
-    if os.environ.get("CI"):
-        pytest.fail(f"PADDLEWHEEL_TEST_DATA={folder} is no folder")
-    pytest.skip("PADDLEWHEEL_TEST_DATA does not name the folder with the public data sets")
+    """The folder with the public data sets (PADDLEWHEEL_TEST_DATA); without it the test is left out."""
+    needs.require("data")
+    return Path(os.environ[needs.DATA])

@@ -23,7 +23,6 @@ CREDENTIALS = {
 @contextlib.contextmanager
 def s3_server() -> Iterator[str]:
     """Address of the server, ready."""
-    pytest.importorskip("moto.server", reason="moto[server] is not installed")
     port = free_port()
     code = f"""
 import sys, threading

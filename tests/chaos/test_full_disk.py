@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from tests.chaos.driver import ChaosJob, check_run
 from tests.chaos.test_losses import note
 from trainer import checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.needs("user namespaces", "nsenter"), pytest.mark.slow, pytest.mark.timeout(600)]
 
 _MOUNT_AND_RUN = """
 mount -t tmpfs -o size=3m tmpfs "$0" || exit 99
@@ -36,7 +35,6 @@ def enter(job: ChaosJob, command: str) -> None:
 def test_training_goes_on_when_the_disk_is_full(
     start_job: Callable[..., ChaosJob], undisturbed_auc: float, tmp_path: Path
 ) -> None:
-    assert shutil.which("unshare"), "util-linux makes the file system of this test"
     directory = tmp_path / "small"
     directory.mkdir()
     prefix = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", _MOUNT_AND_RUN, str(directory)]

@@ -16,7 +16,7 @@ from tests.chaos.driver import EPOCHS, ROOT, check_folder, job_file
 from trainer.coordinator import history
 from trainer.coordinator.resume import read_journal
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.needs("virtual cables"), pytest.mark.slow, pytest.mark.timeout(600)]
 
 _PORT = 7070
 
@@ -129,8 +129,6 @@ class Cluster:
 
 @pytest.fixture
 def cluster(click_data: Path, tmp_path: Path) -> Iterator[Cluster]:
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces with a cable between them need root")
     hosts = Hosts()
     found = Cluster(hosts, job_file(tmp_path, click_data), tmp_path / "run")
     yield found
@@ -175,8 +173,6 @@ def test_a_cut_cable_costs_a_restart(cluster: Cluster) -> None:
 
 def test_16_bits_halve_what_a_slow_cable_carries(click_data: Path, tmp_path: Path) -> None:
     """Most of what it carries is the AllReduce of 1.4 MB a step; the rest are pulls and pushes."""
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces with a cable between them need root")
     num_bytes = {}
     for wire in ("float32", "bfloat16"):
         folder = tmp_path / wire

@@ -6,6 +6,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from tests.needs import require
+
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -35,6 +37,7 @@ def dump_dom(url: str, *, wait_ms: int = 3000) -> str:
 
 
 def _chromium(*arguments: str) -> str:
+    require("chromium")
     with tempfile.TemporaryDirectory() as profile:
         done = subprocess.run(
             ["chromium", *_FLAGS, f"--user-data-dir={profile}", *arguments],

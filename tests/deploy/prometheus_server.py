@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from deploy.monitoring.preview import Prometheus
+from tests.needs import require
 
 
 def free_port() -> int:
@@ -25,6 +26,7 @@ def free_port() -> int:
 @contextlib.contextmanager
 def prometheus_server(config: dict[str, Any], folder: Path) -> Iterator[tuple[Prometheus, str]]:
     """Starts the server with this configuration; yields a client and its address once it is ready."""
+    require("prometheus")
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     address = f"127.0.0.1:{free_port()}"
     command = [

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.needs import require
 from trainer.telemetry.catalogue import BY_NAME, Kind
 
 ROOT = Path(__file__).parents[2]
@@ -231,6 +232,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def promtool(*arguments: str | Path) -> None:
+    require("promtool")
     done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -194,6 +194,7 @@ def as_process_1(*command: str, environment: dict[str, str] | None = None) -> It
 
 
 @pytest.mark.processes
+@pytest.mark.needs("tini", "process namespaces")
 @pytest.mark.parametrize("moment", ["at once", "when it listens"])
 def test_sigterm_ends_a_role_that_is_in_a_container(moment: str, eventually: Callable[..., None]) -> None:
     """Process 1 has no default signal handlers: without tini a signal in the first second would be lost."""

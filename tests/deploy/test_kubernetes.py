@@ -17,6 +17,7 @@ from deploy.kubernetes import KubernetesOptions, UnreachablePathError, render, t
 from deploy.kubernetes.render import object_name
 from deploy.sizing import bytes_per_key, size
 from pserver.config import TableConfig
+from tests.needs import require
 from trainer.config import JobConfig
 
 VERSIONS = ("1.31", "1.34", "1.37")
@@ -109,6 +110,7 @@ def test_a_wrong_object_would_be_refused() -> None:
 
 
 def kustomize(folder: Path) -> list[dict[str, Any]]:
+    require("kubectl")
     done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))

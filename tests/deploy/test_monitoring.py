@@ -59,6 +59,7 @@ def test_every_counter_and_histogram_of_the_catalogue_is_on_some_dashboard() -> 
     assert behind == left_out
 
 
+@pytest.mark.needs("promtool")
 def test_queries_are_promql(tmp_path: Path) -> None:
     rules = [
         {"record": f"q{i}", "expr": query.expression}
@@ -93,6 +94,7 @@ def test_panels_of_grafana_do_not_overlap(dashboard: Dashboard) -> None:
     assert json.loads(json.dumps(board)) == board
 
 
+@pytest.mark.needs("promtool")
 def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
     text = (FOLDER / "prometheus.yml").read_text().replace("/srv/paddlewheel/targets", str(tmp_path))
     (tmp_path / "rules.yaml").write_text((FOLDER / "rules.yaml").read_text())

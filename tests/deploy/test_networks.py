@@ -10,7 +10,7 @@ import pytest
 
 from tests.deploy.networks import Host, Network, network
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.needs("network namespaces"), pytest.mark.processes, pytest.mark.timeout(120)]
 
 _ECHO = """
 import socket, threading

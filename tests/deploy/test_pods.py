@@ -22,7 +22,12 @@ from tests.deploy.networks import Network, network
 from tests.deploy.pods import Kubelet, mount_points, shared_folder
 from trainer.config import JobConfig
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [
+    pytest.mark.needs("network namespaces", "tini", "setpriv"),
+    pytest.mark.processes,
+    pytest.mark.slow,
+    pytest.mark.timeout(500),
+]
 ROOT = Path(__file__).parents[2]
 NAME = "clicks-test"
 ADDRESSES = {

@@ -39,6 +39,7 @@ def write_job(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.needs("prometheus", "chromium")
 def test_a_job_is_found_scraped_and_drawn(tmp_path: Path, eventually: Callable[..., None]) -> None:
     job = write_job(tmp_path)
     targets = tmp_path / "run" / "targets"

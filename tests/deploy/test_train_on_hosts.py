@@ -17,7 +17,12 @@ import yaml
 from data_pipeline.synthetic import generate
 from tests.deploy.networks import Network, network
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.needs("network namespaces"),
+    pytest.mark.processes,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+]
 ROOT = Path(__file__).parents[2]
 HEAD, NODES = "10.77.2.1", {"node1": "10.77.2.11", "node2": "10.77.2.12"}
 

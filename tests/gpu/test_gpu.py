@@ -20,10 +20,7 @@ from trainer.gpu import check, native
 from trainer.gpu.calls import BYTES, TILES, Buffer, Call, View, row_major
 from trainer.gpu.program import GpuProgram
 
-pytestmark = [
-    pytest.mark.skipif(not native.gpus(), reason="no NVIDIA GPU on this machine"),
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.needs("gpu"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

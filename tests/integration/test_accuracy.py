@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer import native
 from trainer.config import JobConfig
 from trainer.parity import single
 
@@ -107,9 +106,8 @@ def test_accuracy_is_what_it_was(criteo_float32: tuple[float, float]) -> None:
     assert criteo_float32 == pytest.approx((EXPECTED_AUC, EXPECTED_LOGLOSS), abs=BAND)
 
 
+@pytest.mark.needs("native operators", "bfloat16")
 def test_bfloat16_products_cost_no_accuracy(criteo: Path, criteo_float32: tuple[float, float]) -> None:
-    if not native.support().bfloat16:
-        pytest.skip("this processor has no bfloat16 products")
     assert _criteo_means(criteo, "bfloat16") == pytest.approx(criteo_float32, abs=BAND)
 
 

@@ -124,6 +124,7 @@ def test_a_lost_peer_is_75(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert told == "paddlewheel: server 1 did not answer\n"
 
 
+@pytest.mark.needs("bash")
 def test_output_into_a_closed_pipe_is_no_error() -> None:
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {sys.executable} -m deploy.cli job schema | head -n 1"],

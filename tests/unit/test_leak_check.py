@@ -15,7 +15,10 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("kind", LEAKS)
-def test_leak_is_found(pytester: pytest.Pytester, kind: str, request: pytest.FixtureRequest) -> None:
+def test_leak_is_found(
+    pytester: pytest.Pytester, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(request.config.rootpath))
     source, line = LEAKS[kind]
     conftest = (
         (request.config.rootpath / "tests" / "conftest.py")
@@ -36,7 +39,10 @@ def test_leak_is_found(pytester: pytest.Pytester, kind: str, request: pytest.Fix
     result.stdout.fnmatch_lines(["*left behind by the test:", f"*{line}"])
 
 
-def test_a_tidy_test_passes(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> None:
+def test_a_tidy_test_passes(
+    pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(request.config.rootpath))
     pytester.makeconftest((request.config.rootpath / "tests" / "conftest.py").read_text())
     pytester.makeini("[pytest]\nmarkers = processes: checked")
     pytester.makepyfile(

@@ -116,11 +116,8 @@ def test_a_stranger_that_drips_does_not_hold_up_the_others(meshes, monkeypatch):
     assert seconds < 2
 
 
+@pytest.mark.needs("ipv6")
 def test_ipv6(meshes):
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("no IPv6 on this machine's loopback interface")
     built = meshes(2, address=own_address(None, "[::1]:80"))
     with ThreadPoolExecutor(2) as pool:
         first, _ = pool.map(lambda rank: _exchange(built, rank, 10), range(2))

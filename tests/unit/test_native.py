@@ -15,16 +15,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.needs import require
 from trainer import native
 from trainer.native import NativeError, Precision
 
 Array = np.ndarray
 
 
+PRECISIONS = ["float32", pytest.param("bfloat16", marks=pytest.mark.needs("bfloat16"))]
+
+
 def run(
     build: Callable[..., list], given_arrays: dict[str, Array], wanted: Sequence[str], weight: Array
 ) -> list[Array]:
     """Values of what `build` returns, then the gradients of sum(first value * weight) for the named inputs."""
+    require("native operators")
     native.load()
     paddle.enable_static()
     main, startup = paddle.static.Program(), paddle.static.Program()
@@ -72,7 +77,7 @@ def tower_in_float64(
     return outputs[-1], [*g_inputs, *g_weights, *g_biases]
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
     ("rows", "widths", "units", "relu"),
     [
@@ -128,9 +133,10 @@ def test_tower_leaves_out_gradients_nobody_wants_and_biases_that_are_not_there()
     np.testing.assert_allclose(g_w, both.T @ g, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_towers_of_several_threads_do_not_meet(precision: Precision) -> None:
     """Products of the same shape at once, as when an executor runs two towers side by side."""
+    require("native operators")
     native.load()
     paddle.enable_static()
     main = paddle.static.Program()
@@ -158,7 +164,7 @@ def test_towers_of_several_threads_do_not_meet(precision: Precision) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_step_on_what_is_not_finite_has_a_gradient_that_is_not_finite(precision: Precision, bad: float) -> None:
     x, w = np.ones((3, 2), np.float32), np.ones((2, 2), np.float32)
     x[1, 0] = bad
@@ -234,6 +240,7 @@ def test_processors() -> None:
     assert not native.support("").bfloat16
 
 
+@pytest.mark.needs("native operators")
 def test_a_job_may_insist_or_refuse() -> None:
     assert native.choose("paddle", "auto").precision is None
     assert native.choose("native", "float32").precision == "float32"
@@ -284,7 +291,8 @@ def test_processes_that_build_at_once_build_once(tmp_path: Path) -> None:
     compiler.chmod(0o755)
     code = textwrap.dedent(f"""
         from pathlib import Path
-        from trainer import native
+        from tests.needs import require
+from trainer import native
         native._places = lambda: [Path({str(tmp_path / "lib" / "tower.so")!r})]
         print(native.build())
     """)

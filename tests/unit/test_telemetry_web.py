@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import require
 from trainer.telemetry import Telemetry, WebSecurity, WebSecurityError, WebServer, metrics_app
 
 
@@ -102,6 +103,7 @@ def test_half_of_a_secret_is_refused_rather_than_serving_openly(environment: dic
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    require("openssl")
     folder = tmp_path_factory.mktemp("tls")
     subprocess.run(
         [
