@@ -163,7 +163,8 @@ def _operators() -> Iterator[Finding]:
         found = "not built: the dense part runs on Paddle's own operators, in float32, about half as fast"
         yield Finding("warn", "operators", found, str(error))
         return
-    precision = "bfloat16" if native.support().bfloat16 else "float32 (this processor has no AVX512-BF16 or AMX)"
+    without = "float32, and `bfloat16` is refused: this processor has neither AVX512-BF16 nor AMX"
+    precision = "bfloat16" if native.support().bfloat16 else without
     yield Finding("ok", "operators", f"built ({library.name}); `train.precision: auto` means {precision}")
 
 

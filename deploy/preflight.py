@@ -12,6 +12,7 @@ from data_pipeline.days import Day, day_of, find_days, parse_days
 from data_pipeline.loader import Loader
 from data_pipeline.sources import SourceFile
 from pserver import requirements
+from trainer import native as cpu_native
 from trainer import warm_start
 from trainer.checkpoints import open_address, open_checkpoints
 from trainer.config import ConfigError, JobConfig, Problem, check_server_folders
@@ -60,6 +61,7 @@ def check(
     Raises:
         ConfigError: the job lacks what the mode needs, or has folders that servers cannot use.
         pserver.errors.RequirementError: wrong Paddle or protobuf.
+        trainer.native.NativeError: the job insists on operators or products that this machine has not.
         trainer.gpu.native.GpuError: the job wants a GPU, and this machine has none or no kernels for it.
         data_pipeline.errors.DataError: a path, file, column or value that the job cannot use, or of another kind than
             the checkpoint was trained with.
@@ -68,8 +70,8 @@ def check(
         trainer.checkpoint.CheckpointError: checkpoints cannot be written to the object store that the job names.
     """
     paddle = requirements.check(import_core=False)
-    if job.train.device == "gpu" and here:
-        _check_gpu()
+    if here:
+        _check_processor(job, mode)
     needed: Literal["train", "eval"] = "train" if mode == "train" else "eval"
     if not getattr(job.data, needed):
         raise ConfigError(
@@ -154,6 +156,15 @@ def _check_lifecycles(job: JobConfig) -> None:
                 for name in idle
             ],
         )
+
+
+def _check_processor(job: JobConfig, mode: Literal["train", "evaluate"]) -> None:
+    """What is to compute the dense part. Trainers on other machines check their own."""
+    if job.train.device == "gpu":
+        _check_gpu()
+    else:
+        precision = cpu_native.cpu_precision(job.train.precision, predicts=mode == "evaluate")
+        cpu_native.check(job.train.operators, precision)
 
 
 def _check_gpu() -> None:

@@ -112,6 +112,7 @@ class Incarnation:
             job,
             layouts(job.data, used),
             spec.rank,
+            predicts=spec.mode != "train",
             warn=lambda message: link.event("log", level="warning", message=message),
         )
         self._loop = TrainLoop(

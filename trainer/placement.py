@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 from trainer import native
 from trainer.config import JobConfig
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def dense_program(
-    job: JobConfig, layouts: Sequence[TableLayout], rank: int, *, warn: Callable[[str], None] = lambda _: None
+    job: JobConfig,
+    layouts: Sequence[TableLayout],
+    rank: int,
+    *,
+    predicts: bool = False,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> DenseProgram:
     """The dense part of a trainer.
 
@@ -23,6 +28,7 @@ def dense_program(
         job: its model, seed and `train` block.
         layouts: its tables.
         rank: this trainer.
+        predicts: nothing will be trained (`cpu_operators`).
         warn: told what is slower than it might be, and why.
 
     Raises:
@@ -45,22 +51,25 @@ def dense_program(
         device = open_device(rank)
         precision = chosen_precision(job.train.precision, device.capability)
         return GpuProgram(layouts, **shared, device=device, precision=precision)
-    chosen = cpu_operators(job)
+    chosen = cpu_operators(job, predicts=predicts)
     if chosen.warning:
         warn(chosen.warning)
     return DenseProgram(layouts, **shared, operators=chosen.precision)
 
 
-def cpu_operators(job: JobConfig) -> native.Choice:
+def cpu_operators(job: JobConfig, *, predicts: bool = False) -> native.Choice:
     """What computes the dense part of a job on a CPU; one that trains on GPUs leaves the choice to the machine.
+
+    Args:
+        job: its `train` block.
+        predicts: nothing will be trained. Predictions are float32, so a processor without bfloat16 products will do.
 
     Raises:
         NativeError: the job insists on what this machine cannot do.
     """
     if job.train.device == "gpu":
         return native.choose("auto", "auto")
-    precision = cast('Literal["auto", "float32", "bfloat16"]', job.train.precision)  # JobConfig refuses the others
-    return native.choose(job.train.operators, precision)
+    return native.choose(job.train.operators, native.cpu_precision(job.train.precision, predicts=predicts))
 
 
 def open_device(rank: int) -> Device:

@@ -97,8 +97,8 @@ class TrainConfig(BaseModel):
 
     precision: Literal["auto", "float32", "tfloat32", "bfloat16", "float16"] = "auto"
     """Factors of the dense part's matrix products; parameters, sums and the optimizer are float32 in any case. CPU:
-    `bfloat16` needs the native operators; `auto`: bfloat16 where the processor has it (AVX512-BF16, AMX). GPU: `auto`:
-    bfloat16 from compute capability 8.0 on, float16 (with a scaled loss) below; `tfloat32` as bfloat16."""
+    `bfloat16` needs the native operators and a processor that has it (AVX512-BF16, AMX), `auto` takes it there. GPU:
+    `auto`: bfloat16 from compute capability 8.0 on, float16 (with a scaled loss) below; `tfloat32` as bfloat16."""
 
     allreduce: WireType = "float32"
     """What dense gradients are rounded to on their way between trainers; sums are float32, and what rounding leaves

@@ -130,7 +130,7 @@ def _from_checkpoint(
         client.load(saved.sparse)
     else:
         check_servers(client, saved.sparse, used)
-    return restored_program(job, used, saved, cpu_operators(job).precision), client
+    return restored_program(job, used, saved, cpu_operators(job, predicts=True).precision), client
 
 
 def _progress(total: int) -> Callable[[int], None]:

@@ -181,6 +181,32 @@ def test_protobuf_7(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_says(job.refusal(), "protobuf 7.36.2", "<7")
 
 
+AVX2 = 0x7  # what oneDNN says of a processor with neither AVX512-BF16 nor AMX
+
+
+@pytest.mark.parametrize("operators", ["auto", "native"])
+def test_bfloat16_on_a_processor_without_it(job: Job, monkeypatch: pytest.MonkeyPatch, operators: str) -> None:
+    monkeypatch.setattr("trainer.native._instructions", lambda: AVX2)
+    job.raw["train"] = {"precision": "bfloat16", "operators": operators}
+    assert_says(job.refusal(), "train.precision: bfloat16", "AVX512-BF16 or AMX", "Set train.precision to auto")
+    path = job.folder / "job.yaml"
+    assert run(["job", "check", str(path)]) == 64
+    assert_says(job.capsys.readouterr().err, "train.precision: bfloat16", "Set train.precision to auto")
+    # what it has learnt can be evaluated there, in float32: the refusal is another one
+    assert_says(job.refusal(command="evaluate"), "no committed checkpoint")
+
+
+def test_operators_that_cannot_be_built(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.native._places", lambda: [job.folder / "none.so"])
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    job.raw["train"] = {"operators": "native"}
+    assert_says(job.refusal(), "train.operators: native", "no C++ compiler", "apt-get install g++")
+    job.raw["train"] = {"operators": "auto"}
+    path = job.folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job.raw))
+    assert run(["job", "check", str(path)]) == 0
+
+
 def test_evaluation_without_a_checkpoint(job: Job) -> None:
     assert_says(job.refusal(command="evaluate"), "no committed checkpoint", "paddlewheel train")
 

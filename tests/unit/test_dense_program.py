@@ -284,13 +284,21 @@ def test_a_batch_without_any_id_trains_and_scores() -> None:
     assert result.tables["user"].shape == (0, W + 1)
 
 
-def test_predictions_are_float32_whatever_training_computes_in():
+@pytest.mark.parametrize(
+    "operators",
+    [
+        None,
+        pytest.param("float32", marks=pytest.mark.needs("native operators")),
+        pytest.param("bfloat16", marks=pytest.mark.needs("native operators", "bfloat16")),
+    ],
+)
+def test_predictions_are_float32_whatever_training_computes_in(operators):
     rng = np.random.default_rng(5)
     batch = _batch(rng)
     rows = {name: rng.standard_normal((U, W + 1)).astype(np.float32) for name in ("user", "item")}
-    logits = {}
-    for operators in (None, "float32", "bfloat16"):
-        program = DenseProgram(
+
+    def program(operators):
+        return DenseProgram(
             LAYOUTS,
             num_dense=D,
             num_labels=1,
@@ -300,9 +308,9 @@ def test_predictions_are_float32_whatever_training_computes_in():
             rank=0,
             operators=operators,
         )
-        logits[operators] = program.predict(batch, rows)
-        trained_on = program.gradients(batch, rows).logit_BY
-        same = np.abs(trained_on - logits[operators]).max()
-        assert (same > 1e-4) == (operators == "bfloat16")
-    for operators in ("float32", "bfloat16"):
-        np.testing.assert_allclose(logits[operators], logits[None], rtol=1e-5, atol=1e-5)
+
+    ours = program(operators)
+    predicted = ours.predict(batch, rows)
+    same = np.abs(ours.gradients(batch, rows).logit_BY - predicted).max()
+    assert (same > 1e-4) == (operators == "bfloat16")
+    np.testing.assert_allclose(predicted, program(None).predict(batch, rows), rtol=1e-5, atol=1e-5)

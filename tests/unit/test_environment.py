@@ -47,8 +47,18 @@ def test_what_does_not_fit_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None
     assert {finding.level for finding in environment._disk()} == {"warn"}
 
 
+@pytest.mark.parametrize(
+    ("instructions", "told"), [(0x7, "means float32, and `bfloat16` is refused"), (0xE7, "means bfloat16")]
+)
+def test_what_the_processor_multiplies_is_told(monkeypatch: pytest.MonkeyPatch, instructions: int, told: str) -> None:
+    monkeypatch.setattr("trainer.native.build", lambda: Path("tower.so"))
+    monkeypatch.setattr("trainer.native._instructions", lambda: instructions)
+    finding = only(environment._operators())
+    assert finding.level == "ok"
+    assert told in finding.found
+
+
 def test_the_operators_are_built_or_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "train.precision" in only(environment._operators()).found
 
     def fail() -> None:
         raise NativeError("no C++ compiler was found. Install one.")

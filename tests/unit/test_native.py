@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -233,11 +234,27 @@ def test_pairwise(rows: int, fields: int, width: int, seed: int) -> None:
     np.testing.assert_allclose(got_gradient, gradient, rtol=1e-4, atol=1e-3)
 
 
-def test_processors() -> None:
-    assert native.support("flags\t\t: fpu avx2 avx512_bf16\n").bfloat16
-    assert native.support("flags\t\t: fpu amx_bf16\n").bfloat16
-    assert not native.support("flags\t\t: fpu avx2 avx512f\n").bfloat16
-    assert not native.support("").bfloat16
+@pytest.mark.parametrize(
+    ("instructions", "expected"),
+    [
+        pytest.param(0x7, False, id="AVX2"),
+        pytest.param(0x27, False, id="AVX512"),
+        pytest.param(0x67, False, id="AVX512-VNNI"),
+        pytest.param(0xE7, True, id="AVX512-BF16"),
+        pytest.param(0xFEF, True, id="AMX"),
+        pytest.param(0, False, id="no oneDNN"),
+    ],
+)
+def test_processors(monkeypatch: pytest.MonkeyPatch, instructions: int, expected: bool) -> None:
+    monkeypatch.setattr(native, "_instructions", lambda: instructions)
+    assert native.support().bfloat16 is expected
+
+
+def test_what_is_hidden_from_onednn_is_not_there() -> None:
+    code = "from trainer import native; print(native.support().bfloat16)"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 @pytest.mark.needs("native operators")
@@ -263,9 +280,19 @@ def test_without_a_compiler(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None
     chosen = native.choose("auto", "auto")
     assert chosen.precision is None
     assert "no C++ compiler was found" in chosen.warning
+    monkeypatch.setattr(native, "_instructions", lambda: 0xE7)
     for operators, precision in (("native", "auto"), ("auto", "bfloat16")):
         with pytest.raises(NativeError, match=rf"train\.operators: {operators}.*apt-get install g\+\+"):
             native.choose(operators, precision)
+
+
+def test_bfloat16_on_a_processor_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_instructions", lambda: 0x7)
+    for operators in ("auto", "native"):
+        with pytest.raises(
+            NativeError, match=r"train\.precision: bfloat16, but the processor.*Set train\.precision to"
+        ):
+            native.choose(operators, "bfloat16")
 
 
 def test_the_compiler_may_fail(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,8 +318,7 @@ def test_processes_that_build_at_once_build_once(tmp_path: Path) -> None:
     compiler.chmod(0o755)
     code = textwrap.dedent(f"""
         from pathlib import Path
-        from tests.needs import require
-from trainer import native
+        from trainer import native
         native._places = lambda: [Path({str(tmp_path / "lib" / "tower.so")!r})]
         print(native.build())
     """)

@@ -27,12 +27,13 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 Precision = Literal["float32", "bfloat16"]
+Operators = Literal["auto", "native", "paddle"]
 Variable = Any  # a symbolic tensor of a static program
 
 _SOURCES = Path(__file__).parent
@@ -47,6 +48,7 @@ _FLAGS = (
     "-DPADDLE_WITH_CUSTOM_KERNEL",
     "-DPADDLE_NO_PYTHON",
 )
+_AVX512_BF16 = 0xE7  # dnnl_cpu_isa_avx512_core_bf16: each set of instructions has the bits of those that it includes
 _current: ContextVar[Precision | None] = ContextVar("native_precision", default=None)
 _loaded: list[Path] = []
 
@@ -62,7 +64,8 @@ class Support:
     Attributes:
         built: the compiled operators, None when they are not there yet.
         compiler: path of a C++ compiler, None when there is none.
-        bfloat16: whether the processor multiplies bfloat16 in hardware (AVX512-BF16 or AMX).
+        bfloat16: whether oneDNN finds bfloat16 products in this processor (AVX512-BF16 or AMX). Where the variable
+            ONEDNN_MAX_CPU_ISA hides them from it, they are not there.
     """
 
     built: Path | None
@@ -70,19 +73,11 @@ class Support:
     bfloat16: bool
 
 
-def support(cpuinfo: str | None = None) -> Support:
-    """Look at this machine; builds nothing, does not import Paddle.
-
-    Args:
-        cpuinfo: text of /proc/cpuinfo; read when None.
-    """
-    if cpuinfo is None:
-        path = Path("/proc/cpuinfo")
-        cpuinfo = path.read_text(encoding="utf-8") if path.exists() else ""
-    flags = next((line.split() for line in cpuinfo.splitlines() if line.startswith("flags")), [])
+def support() -> Support:
+    """Look at this machine; builds nothing, does not import Paddle."""
     compiler = os.environ.get("CXX") or "g++"
     library = next((place for place in _places() if place.is_file()), None)
-    return Support(library, shutil.which(compiler), bool({"avx512_bf16", "amx_bf16"} & set(flags)))
+    return Support(library, shutil.which(compiler), _AVX512_BF16 & ~_instructions() == 0)
 
 
 def build() -> Path:
@@ -96,11 +91,8 @@ def build() -> Path:
     found = support()
     if found.built is not None:
         return found.built
-    if found.compiler is None:
-        raise NativeError("no C++ compiler was found. Install one (Debian, Ubuntu: apt-get install g++) or set CXX.")
+    compiler = _compiler(found)
     paddle = _paddle()
-    if not (paddle / "libs" / "libdnnl.so.3").is_file():
-        raise NativeError(f"this Paddle for {platform.machine()} comes without oneDNN (libdnnl.so.3).")
     target = next((place for place in _places() if _writable(place.parent)), None)
     if target is None:
         raise NativeError(
@@ -109,7 +101,7 @@ def build() -> Path:
     with (target.parent / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.is_file():
-            _compile(found.compiler, paddle, target)
+            _compile(compiler, paddle, target)
     return target
 
 
@@ -124,7 +116,7 @@ def load() -> Path:
         from paddle.utils.cpp_extension.extension_utils import load_op_meta_info_and_register_op
 
         try:
-            ctypes.CDLL(str(_paddle() / "libs" / "libdnnl.so.3"))  # found by its name when our library asks for it
+            ctypes.CDLL(str(_onednn()))  # found by its name when our library asks for it
             load_op_meta_info_and_register_op(str(library))
         except (OSError, RuntimeError, ValueError) as error:
             raise NativeError(f"{library} does not load: {error}. Delete it to have it built anew.") from error
@@ -145,27 +137,60 @@ class Choice:
     warning: str = ""
 
 
-def choose(operators: Literal["auto", "native", "paddle"], precision: Literal["auto", "float32", "bfloat16"]) -> Choice:
+def check(operators: Operators, precision: Literal["auto", Precision]) -> None:
+    """Refuse what `train.operators` and `train.precision` insist on and this machine has not; builds nothing.
+
+    Raises:
+        NativeError: Paddle's operators or this processor are to multiply bfloat16 and cannot, or our operators must be
+            used, are not built, and cannot be.
+    """
+    found = support()
+    if precision == "bfloat16" and operators == "paddle":
+        raise NativeError(
+            "train.precision: bfloat16 needs our operators, but train.operators is 'paddle'. Set one to 'auto'."
+        )
+    if precision == "bfloat16" and not found.bfloat16:
+        raise NativeError(
+            "train.precision: bfloat16, but the processor of this machine has no bfloat16 products (AVX512-BF16 or "
+            "AMX). Set train.precision to auto, which takes the fastest that each machine has, or to float32."
+        )
+    if (operators == "native" or precision == "bfloat16") and found.built is None:
+        try:
+            _compiler(found)
+        except NativeError as error:
+            raise _insisted(operators, precision, error) from error
+
+
+def cpu_precision(precision: str, *, predicts: bool) -> Literal["auto", Precision]:
+    """What `train.precision` asks of a CPU: predictions are float32 whatever training multiplies in."""
+    if predicts and precision == "bfloat16":
+        return "float32"
+    assert precision in {"auto", "float32", "bfloat16"}, "JobConfig refuses the others"
+    return cast('Literal["auto", Precision]', precision)
+
+
+def choose(operators: Operators, precision: Literal["auto", Precision]) -> Choice:
     """What `train.operators` and `train.precision` mean on this machine; loads the operators when they are chosen.
 
     Raises:
         NativeError: the job insists on what cannot be had.
     """
+    check(operators, precision)
     if operators == "paddle":
-        if precision == "bfloat16":
-            raise NativeError(
-                "train.precision: bfloat16 needs our operators, but train.operators is 'paddle'. Set one to 'auto'."
-            )
         return Choice(None)
     try:
         load()
     except NativeError as error:
         if operators == "native" or precision == "bfloat16":
-            raise NativeError(f"train.operators: {operators} with train.precision: {precision}: {error}") from error
+            raise _insisted(operators, precision, error) from error
         return Choice(None, f"the dense part runs on Paddle's own operators, which are slower: {error}")
     if precision == "auto":
         precision = "bfloat16" if support().bfloat16 else "float32"
     return Choice(precision)
+
+
+def _insisted(operators: str, precision: str, error: NativeError) -> NativeError:
+    return NativeError(f"train.operators: {operators} with train.precision: {precision}: {error}")
 
 
 @contextmanager
@@ -329,6 +354,34 @@ def _append(operator: str, inputs: dict[str, Any], outputs: dict[str, Any], attr
     from paddle.base.layer_helper import LayerHelper
 
     LayerHelper(operator).append_op(type=operator, inputs=inputs, outputs=outputs, attrs=attributes)
+
+
+@cache
+def _instructions() -> int:
+    """The instructions that oneDNN uses on this processor (dnnl_cpu_isa_t); 0 where Paddle or oneDNN is missing.
+
+    /proc/cpuinfo tells what the processor has; oneDNN also minds what the kernel lets a process use, and
+    ONEDNN_MAX_CPU_ISA.
+    """
+    try:
+        return int(ctypes.CDLL(str(_onednn())).dnnl_get_effective_cpu_isa())
+    except (NativeError, OSError):
+        return 0
+
+
+def _onednn() -> Path:
+    library = _paddle() / "libs" / "libdnnl.so.3"
+    if not library.is_file():
+        raise NativeError(f"this Paddle for {platform.machine()} comes without oneDNN (libdnnl.so.3).")
+    return library
+
+
+def _compiler(found: Support) -> str:
+    """What compiles the operators; told apart from the rest of `build`, because it can be asked beforehand."""
+    if found.compiler is None:
+        raise NativeError("no C++ compiler was found. Install one (Debian, Ubuntu: apt-get install g++) or set CXX.")
+    _onednn()
+    return found.compiler
 
 
 def _paddle() -> Path:
