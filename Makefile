@@ -3,6 +3,8 @@
 # PYTHON   interpreter for .venv; by default the first of python3.12, 3.11, 3.10 that works
 # EXTRA    cpu (default) or gpu: which build of Paddle
 # VENV     where the environment is made
+# WORKERS  how many tests run at once: auto (one for each processor) or a number
+# ARGS     more words for pytest: make test ARGS=tests/unit/test_cli.py
 
 VENV  ?= .venv
 EXTRA ?= cpu
@@ -11,6 +13,10 @@ PIP   := $(BIN)/python -m pip install --quiet --disable-pip-version-check --edit
 # What runs a job, and what develops paddlewheel. Installing also generates the coordinator's gRPC code.
 RUN   := $(VENV)/.installed-$(EXTRA)
 DEV   := $(VENV)/.installed-$(EXTRA)-dev
+WORKERS ?= auto
+PYTEST := $(BIN)/python -m pytest
+# Each file to one worker, in the order of tests/conftest.py
+SPREAD := --dist loadfile --no-loadscope-reorder
 PROTO := trainer/coordinator/coordinator.proto
 
 .DEFAULT_GOAL := help
@@ -58,13 +64,14 @@ quickstart: $(RUN)  ## makes click data, trains on it with 2 servers and 2 train
 	$(BIN)/paddlewheel evaluate jobs/quickstart.yaml
 
 test: $(DEV)  ## the test suite, but for the tests marked slow
-	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+	$(PYTEST) -n $(WORKERS) $(SPREAD) -m 'not slow' $(ARGS)
 
+# One after the other: they measure memory and speed, or kill and wait.
 test-slow: $(DEV)  ## the tests marked slow: accuracy, chaos, memory, benchmarks
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
-test-fast: $(DEV)  ## the tests that take seconds
-	$(BIN)/python -m pytest -m 'not slow' tests/unit tests/property tests/contract $(ARGS)
+test-fast: $(DEV)  ## the tests that start no jobs
+	$(PYTEST) -n $(WORKERS) $(SPREAD) -m 'not slow and not processes' tests/unit tests/property tests/contract $(ARGS)
 
 lint: $(DEV)  ## ruff, mypy and the import contracts
 	$(BIN)/ruff check

@@ -1,7 +1,8 @@
 """What all tests share: no test leaves a process, a port or a temporary file; waiting is for an event, with a deadline.
 
 Every process that a test starts inherits this run's id in its environment, so leftovers are found even when their
-parent is gone; temporary files go to a folder of this run's own.
+parent is gone; temporary files go to a folder of this run's own. Where several workers run the tests (pytest-xdist),
+each is a run of its own in this sense: what a test in another worker has just started is no leftover.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import pytest
 from tests import needs
 
 _RUN_VARIABLE = "PADDLEWHEEL_TEST_RUN"
-_RUN_ID = uuid.uuid4().hex
 _CHECKED_FOLDERS = ("integration", "chaos")
+_MOST_WORKERS = 8  # a whole job takes about 2 GB
 _STOP_SECONDS = 10.0
 
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
@@ -31,20 +32,46 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Marks this run and gives it a temporary folder; `tmp_path` stays where pytest puts it."""
+    """Marks this run and gives it a temporary folder; `tmp_path` stays where pytest puts it.
+
+    Workers inherit both from the process that starts them: their ids begin with its id, their folders lie in its own.
+    """
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    os.environ[_RUN_VARIABLE] = _RUN_ID
+    if (worker := getattr(config, "workerinput", None)) is None:
+        os.environ[_RUN_VARIABLE] = uuid.uuid4().hex
+    else:
+        os.environ[_RUN_VARIABLE] += f"-{worker['workerid']}"
     folder = tempfile.mkdtemp(prefix="paddlewheel-tests-")
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of whole processes are checked for what they leave behind."""
+    """Tests of whole processes are checked for what they leave behind, and come first.
+
+    A file runs in one worker (`--dist loadfile`), so no more jobs run at once than there are workers; the files that
+    take seconds are what fills the workers up in the end.
+    """
     root = Path(__file__).parent
+
+    def folder(item: pytest.Item) -> str:
+        return item.path.relative_to(root).parts[0] if item.path.is_relative_to(root) else ""
+
     for item in items:
-        if item.path.is_relative_to(root) and item.path.relative_to(root).parts[0] in _CHECKED_FOLDERS:
+        if folder(item) in _CHECKED_FOLDERS:
             item.add_marker(pytest.mark.processes)
+    items.sort(key=lambda item: folder(item) not in (*_CHECKED_FOLDERS, "deploy"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: the processors that this process may use, as the container's limit has it."""
+    processors = len(os.sched_getaffinity(0))
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    if limit.exists():
+        quota, period = limit.read_text().split()
+        processors = processors if quota == "max" else min(processors, int(quota) // int(period))
+    return max(1, min(processors, _MOST_WORKERS))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -69,11 +96,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(line)
 
 
-def _processes_of_this_run() -> set[psutil.Process]:
+def _processes_of_this_run(*, of_workers: bool = False) -> set[psutil.Process]:
+    """What this process's tests have started; of_workers: what those of its workers have."""
     found = set()
+    run = os.environ[_RUN_VARIABLE]
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(_RUN_VARIABLE) == _RUN_ID:
+            marked = process.environ().get(_RUN_VARIABLE, "")
+            if marked.startswith(f"{run}-") if of_workers else marked == run and process.pid != os.getpid():
                 found.add(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -123,6 +153,14 @@ def _no_process_outlives_the_run() -> Iterator[None]:
     for process in left:
         process.kill()
     assert not findings, "left behind by the run: " + ", ".join(findings)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Ends what a worker has left that crashed before it could check."""
+    if hasattr(session.config, "workerinput"):
+        return
+    for process in _processes_of_this_run(of_workers=True):
+        process.kill()
 
 
 @pytest.fixture
