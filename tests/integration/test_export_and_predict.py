@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -59,6 +61,15 @@ def paddlewheel(*words: Any, code: int = 0) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == code, (done.stdout[-2000:], done.stderr[-2000:])
     return json.loads(done.stdout)
+
+
+def in_this_process(*words: Any, code: int = 0) -> dict[str, Any]:
+    """The same for a command that starts no process and opens no client: Paddle is imported here already."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(io.StringIO()) as errors:
+        found = deploy.cli.run([*map(str, words), "--json"])
+    assert found == code, (told.getvalue()[-2000:], errors.getvalue()[-2000:])
+    return json.loads(told.getvalue())
 
 
 class Trained:
@@ -127,15 +138,20 @@ def criteo(tmp_path_factory, shared_data) -> Trained:
 
 
 @pytest.fixture(scope="module")
+def said(criteo) -> dict[str, float]:
+    """What `paddlewheel evaluate` says of the job."""
+    return paddlewheel("evaluate", criteo.path)["result"]["eval"]
+
+
+@pytest.fixture(scope="module")
 def exported(criteo) -> Path:
     paddlewheel("export", criteo.path, "--to", criteo.folder / "export")
     return criteo.folder / "export"
 
 
-def test_the_same_scores_from_everywhere(criteo, exported, tmp_path) -> None:
+def test_the_same_scores_from_everywhere(criteo, said, exported, tmp_path) -> None:
     expected, report = criteo.evaluated()
-    said = paddlewheel("evaluate", criteo.path)["result"]["eval"]
-    paddlewheel("predict", "--export", exported, "--to", tmp_path / "export.parquet", "--columns", "label")
+    in_this_process("predict", "--export", exported, "--to", tmp_path / "export.parquet", "--columns", "label")
     paddlewheel("predict", criteo.path, "--to", tmp_path / "servers.parquet", "--data", criteo.eval)
     labels = pq.read_table(tmp_path / "export.parquet")["label"].to_numpy()
     for source in ("export", "servers"):
@@ -201,14 +217,13 @@ def test_the_program_runs_where_only_paddle_and_numpy_are(criteo, exported, tmp_
     "dtype",
     [pytest.param("float16", marks=pytest.mark.slow), pytest.param("bfloat16", marks=pytest.mark.slow), "int8"],
 )
-def test_smaller_types_say_what_they_cost(criteo, exported, tmp_path, dtype) -> None:
-    told = paddlewheel("export", criteo.step, "--to", tmp_path / "small", "--dtype", dtype)
+def test_smaller_types_say_what_they_cost(criteo, said, exported, tmp_path, dtype) -> None:
+    told = in_this_process("export", criteo.step, "--to", tmp_path / "small", "--dtype", dtype)
     compared = told["comparison"]["label"]
-    said = paddlewheel("evaluate", criteo.path)["result"]["eval"]
     assert compared["float32"]["logloss"] == pytest.approx(said["logloss"], abs=1e-6)
     assert 0 < abs(compared[dtype]["logloss"] - said["logloss"]) < 1e-3
     assert compared[dtype]["auc"] == pytest.approx(said["auc"], abs=2e-3)
-    paddlewheel("predict", "--export", tmp_path / "small", "--to", tmp_path / "s.parquet", "--columns", "label")
+    in_this_process("predict", "--export", tmp_path / "small", "--to", tmp_path / "s.parquet", "--columns", "label")
     table = pq.read_table(tmp_path / "s.parquet")
     label, found = table["label"].to_numpy(), table["score_label"].to_numpy().astype(np.float64)
     logloss = -np.mean(np.where(label == 1, np.log(found), np.log1p(-found)))
@@ -222,31 +237,31 @@ def test_smaller_types_say_what_they_cost(criteo, exported, tmp_path, dtype) -> 
 
 def test_a_lookup_is_kept_and_belongs_to_its_export(criteo, exported, tmp_path) -> None:
     arguments = ["predict", "--export", exported, "--lookup", tmp_path / "lookup", "--to"]
-    paddlewheel(*arguments, tmp_path / "a.parquet")
+    in_this_process(*arguments, tmp_path / "a.parquet")
     written = (tmp_path / "lookup" / "default" / "values.npy").stat().st_mtime_ns
-    paddlewheel(*arguments, tmp_path / "b.parquet")
+    in_this_process(*arguments, tmp_path / "b.parquet")
     assert (tmp_path / "lookup" / "default" / "values.npy").stat().st_mtime_ns == written
     assert (scores(tmp_path / "a.parquet", "label") == scores(tmp_path / "b.parquet", "label")).all()
-    paddlewheel("export", criteo.path, "--to", tmp_path / "other", "--dtype", "int8", "--no-compare")
+    in_this_process("export", criteo.path, "--to", tmp_path / "other", "--dtype", "int8", "--no-compare")
     arguments[2] = tmp_path / "other"
     assert (
         "is not a lookup of these tables"
-        in paddlewheel(*arguments, tmp_path / "c.parquet", code=64)["error"]["message"]
+        in in_this_process(*arguments, tmp_path / "c.parquet", code=64)["error"]["message"]
     )
 
 
 def test_an_export_appears_whole_or_not_at_all(criteo, exported, tmp_path) -> None:
-    again = paddlewheel("export", criteo.path, "--to", exported, code=64)
+    again = in_this_process("export", criteo.path, "--to", exported, code=64)
     assert "exists already" in again["error"]["message"]
     copy = tmp_path / "run"
     subprocess.run(["cp", "-r", criteo.job.run_dir, copy], check=True)
     part = next((copy / "checkpoints" / criteo.step.name / "sparse" / "default").rglob("part-*-00007"))
     part.write_bytes(part.read_bytes().replace(b"1", b"2", 1))
-    damaged = paddlewheel("export", copy, "--to", tmp_path / "no", code=64)
+    damaged = in_this_process("export", copy, "--to", tmp_path / "no", code=64)
     assert "damaged" in damaged["error"]["message"]
-    other = paddlewheel("export", criteo.path, "--to", tmp_path / "no", "--set", "model.tower=[128, 32]", code=64)
+    other = in_this_process("export", criteo.path, "--to", tmp_path / "no", "--set", "model.tower=[128, 32]", code=64)
     assert "model.tower" in other["error"]["message"]
-    twice = paddlewheel("export", exported, "--to", tmp_path / "no", code=64)
+    twice = in_this_process("export", exported, "--to", tmp_path / "no", code=64)
     assert "is an export already" in twice["error"]["message"]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     # interrupted in the middle
@@ -267,7 +282,7 @@ def test_changed_exports_are_refused(exported, tmp_path) -> None:
     def refused(change) -> str:
         subprocess.run(["cp", "-r", exported, copy], check=True)
         change()
-        found = paddlewheel("predict", "--export", copy, "--to", tmp_path / "x.parquet", code=64)
+        found = in_this_process("predict", "--export", copy, "--to", tmp_path / "x.parquet", code=64)
         subprocess.run(["rm", "-r", copy], check=True)
         return found["error"]["message"]
 
@@ -322,7 +337,7 @@ def test_several_labels_have_a_column_each(clicks, tmp_path) -> None:
     paddlewheel("export", clicks.path, "--to", tmp_path / "export")
     spec = json.loads((tmp_path / "export" / "export.json").read_text())
     assert spec["program"]["logit_shift"] == pytest.approx(np.log(0.5))
-    paddlewheel("predict", "--export", tmp_path / "export", "--to", tmp_path / "e.parquet", "--data", clicks.eval)
+    in_this_process("predict", "--export", tmp_path / "export", "--to", tmp_path / "e.parquet", "--data", clicks.eval)
     paddlewheel("predict", clicks.step.parent, "--to", tmp_path / "s.parquet", "--data", clicks.eval)
     for source in ("e", "s"):
         table = pq.read_table(tmp_path / f"{source}.parquet")
@@ -373,7 +388,7 @@ def test_bad_rows_follow_the_jobs_policy(clicks, tmp_path) -> None:
     missing = [row for row, score in enumerate(table["score_click"].to_pylist()) if score is None]
     assert missing == [row for row, why in enumerate(table["problem"].to_pylist()) if why] == [123]
     assert "not a finite number" in table["problem"][123].as_py()
-    assert "exists already" in paddlewheel(*arguments, code=64)["error"]["message"]
+    assert "exists already" in in_this_process(*arguments, code=64)["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -400,7 +415,7 @@ def test_mistakes_are_told_before_anything_starts(clicks, arguments, words, monk
 
 
 def test_a_job_begins_with_an_export(clicks, tmp_path) -> None:
-    paddlewheel("export", clicks.path, "--to", tmp_path / "export", "--dtype", "bfloat16", "--no-compare")
+    in_this_process("export", clicks.path, "--to", tmp_path / "export", "--dtype", "bfloat16", "--no-compare")
     settings = yaml.safe_load(clicks.path.read_text())
     settings |= {"warm_start": {"source": str(tmp_path / "export"), "dense": True}, "run_dir": str(tmp_path / "run")}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(settings))

@@ -45,6 +45,19 @@ def _merged(*parts: dict) -> dict:
     return result
 
 
+@pytest.fixture(scope="module")
+def two_by_two(tmp_path_factory, clicks) -> tuple[Job, dict[str, Any]]:
+    """A job of two servers and two trainers on the clicks, and its result after one epoch."""
+    job = Job(
+        tmp_path_factory.mktemp("job"),
+        synthetic.data_section(clicks[0]),
+        _merged(SMALL, {"cluster": {"servers": 2, "trainers": 2}}),
+    )
+    code, outcome = job.run("train")
+    assert code == 0, outcome
+    return job, outcome["result"]
+
+
 def _two_features(folder: Path, rows_by_file: list[int]) -> dict:
     rng = np.random.default_rng(0)
     (folder / "train").mkdir()
@@ -69,14 +82,11 @@ def test_two_trainers_train_all_of_10_000_and_9_000_rows(tmp_path: Path) -> None
     assert saved.cursor["rows"] == 19_000
 
 
-def test_evaluate_repeats_what_train_reported(tmp_path: Path, clicks) -> None:
-    folder, _ = clicks
-    job = Job(tmp_path, synthetic.data_section(folder), _merged(SMALL, {"cluster": {"servers": 2, "trainers": 2}}))
-    code, trained = job.run("train")
-    assert code == 0, trained
+def test_evaluate_repeats_what_train_reported(two_by_two) -> None:
+    job, trained = two_by_two
     code, evaluated = job.run("evaluate", "--set", "cluster.servers=1", "--set", "cluster.trainers=1")
     assert code == 0, evaluated
-    before, after = trained["result"]["eval"], evaluated["result"]["eval"]
+    before, after = trained["eval"], evaluated["result"]["eval"]
     assert before["rows"] == after["rows"] == 6_000
     for metric in ("auc", "logloss", "calibration"):
         # the checkpoint holds six significant digits
@@ -98,8 +108,8 @@ def test_a_strictly_synchronous_run_repeats_bit_for_bit(tmp_path: Path, clicks) 
     assert results[0]["eval"]["auc"] == results[1]["eval"]["auc"]
 
 
-@pytest.mark.parametrize(("wire", "trainers"), [("bfloat16", 2), ("float16", 3)])
-def test_16_bits_between_trainers(tmp_path: Path, clicks, wire: str, trainers: int) -> None:
+@pytest.mark.parametrize(("wire", "trainers"), [("bfloat16", 2), pytest.param("float16", 3, marks=pytest.mark.slow)])
+def test_16_bits_between_trainers(tmp_path: Path, clicks, two_by_two, wire: str, trainers: int) -> None:
     """Trainers compare all dense parameters at the end. The model is as good; so is what goes on from a checkpoint."""
     folder, _ = clicks
     train = {"allreduce": wire, "epochs": 2}
@@ -112,13 +122,9 @@ def test_16_bits_between_trainers(tmp_path: Path, clicks, wire: str, trainers: i
     assert code == 0, outcome
     first = outcome["result"]
     assert (first["rows"], first["bad_steps"]) == (24_000, 0)
-    plain = tmp_path / "float32"
-    code, outcome = job.run(
-        "train", "--set", "train.epochs=1", "--set", "train.allreduce=float32", "--set", f"run_dir={plain}"
-    )
-    assert code == 0, outcome
-    assert first["dense_hash"] != outcome["result"]["dense_hash"]
-    assert first["eval"]["auc"] == pytest.approx(outcome["result"]["eval"]["auc"], abs=0.01)
+    _, in_float32 = two_by_two
+    assert first["dense_hash"] != in_float32["dense_hash"]
+    assert first["eval"]["auc"] == pytest.approx(in_float32["eval"]["auc"], abs=0.01)
     code, outcome = job.run("train", "--set", f"cluster.trainers={5 - trainers}")
     assert code == 0, outcome
     assert outcome["result"]["rows"] == 48_000
@@ -143,7 +149,7 @@ def _with_a_row_that_explodes(tmp_path: Path, *, batch_rows: int, **written: Any
     }
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+@pytest.mark.parametrize("wire", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_a_bad_batch_of_one_trainer_is_skipped_by_all_with_16_bits(tmp_path: Path, wire: str) -> None:
     data = _with_a_row_that_explodes(tmp_path, batch_rows=250, row_group_size=500)
     settings = _merged(
