@@ -49,7 +49,14 @@ def _kill_the_trainer(process) -> None:
     child.kill()
 
 
-@pytest.mark.parametrize("how", ["a trainer dies", "stopped and started again", "everything dies"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("a trainer dies", marks=pytest.mark.slow),
+        "stopped and started again",
+        pytest.param("everything dies", marks=pytest.mark.slow),
+    ],
+)
 def test_the_best_checkpoint_survives(tmp_path: Path, data: dict, undisturbed: dict, eventually, how: str) -> None:
     job = Job(tmp_path, data, SETTINGS)
     kept = tmp_path / "run" / "checkpoints"
@@ -94,6 +101,7 @@ def test_the_best_checkpoint_survives(tmp_path: Path, data: dict, undisturbed: d
     assert sorted(p.name for p in checkpoint.committed(kept)) == sorted({best.name, f"step-{steps[-1]}"})
 
 
+@pytest.mark.slow
 def test_a_job_that_stopped_early_trains_no_more_when_it_is_started_again(tmp_path: Path, data: dict) -> None:
     """As when the final evaluation was cut short. The checkpoint of the last step is older than its evaluation."""
     evaluation = {"every_epochs": 1, "metric": "logloss", "stop_after": 1}

@@ -58,6 +58,7 @@ def command(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_elsewhere_from_a_store(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained by 2 servers; its run folder is lost; trained on by 3, then evaluated as it is and by the commands."""
     bucket = new_bucket(endpoint, monkeypatch)
@@ -141,6 +142,7 @@ def test_a_store_that_cannot_be_used_is_told_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_days_go_on_from_a_store(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A boundary after a restore is that of an undisturbed run, the unseen days of keys included."""
     bucket = new_bucket(endpoint, monkeypatch)

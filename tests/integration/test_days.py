@@ -253,6 +253,7 @@ def _kill_between_commit_and_boundary(process: subprocess.Popen, run: Path, step
     child.kill()
 
 
+@pytest.mark.slow
 def test_a_boundary_is_neither_lost_nor_doubled_when_the_trainer_dies_around_it(tmp_path: Path, by_day: Path) -> None:
     """Killed between the commit and the boundary; killed in the middle of a day after one; a server killed, too."""
     # a child that is stopped at two heartbeats in a row counts as lost
@@ -289,6 +290,7 @@ def _told(run: Path, what: str, at_least: int) -> list[dict]:
     return found if len(found) >= at_least else []
 
 
+@pytest.mark.slow
 def test_boundaries_by_rows(tmp_path: Path) -> None:
     """Every so many rows of a stream, on two trainers that pull ahead; a kill loses and doubles none."""
     rows = _rows(0)
@@ -376,6 +378,7 @@ def test_a_missing_day_may_be_left_out_and_an_earlier_one_may_not_come_later(tmp
         assert message in done.stderr
 
 
+@pytest.mark.slow
 def test_a_stopped_job_goes_on_in_the_middle_of_a_day(tmp_path: Path, by_day: Path) -> None:
     job = Job(tmp_path, _data(by_day), SETTINGS)
     run = tmp_path / "run"

@@ -108,7 +108,8 @@ def test_a_strictly_synchronous_run_repeats_bit_for_bit(tmp_path: Path, clicks) 
     assert results[0]["eval"]["auc"] == results[1]["eval"]["auc"]
 
 
-@pytest.mark.parametrize(("wire", "trainers"), [("bfloat16", 2), pytest.param("float16", 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("wire", "trainers"), [("bfloat16", 2), ("float16", 3)])
+@pytest.mark.slow
 def test_16_bits_between_trainers(tmp_path: Path, clicks, two_by_two, wire: str, trainers: int) -> None:
     """Trainers compare all dense parameters at the end. The model is as good; so is what goes on from a checkpoint."""
     folder, _ = clicks
@@ -234,7 +235,9 @@ def _has_progress(run: Path) -> bool:
     return log.exists() and "trainers are ready" in log.read_text()
 
 
-@pytest.mark.parametrize(("module", "role"), [("pserver.child", "pserver"), ("trainer.child", "trainer")])
+@pytest.mark.parametrize(
+    ("module", "role"), [("pserver.child", "pserver"), pytest.param("trainer.child", "trainer", marks=pytest.mark.slow)]
+)
 def test_kill_9_of_a_role_ends_the_job_and_names_it(long_job: Job, eventually, module: str, role: str) -> None:
     process = _training(long_job, eventually)
     victim = _children(process, module)[1]
@@ -249,7 +252,7 @@ def test_kill_9_of_a_role_ends_the_job_and_names_it(long_job: Job, eventually, m
     assert seconds < 15
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_ends_the_job_in_order(long_job: Job, eventually, number: int) -> None:
     process = _training(long_job, eventually)
     os.kill(process.pid, number)
