@@ -159,8 +159,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Ends what a worker has left that crashed before it could check."""
     if hasattr(session.config, "workerinput"):
         return
-    for process in _processes_of_this_run(of_workers=True):
+    left = _processes_of_this_run(of_workers=True)
+    for process in left:
         process.kill()
+    psutil.wait_procs(left, timeout=_STOP_SECONDS)
 
 
 @pytest.fixture

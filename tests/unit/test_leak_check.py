@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 
 pytest_plugins = ["pytester"]
@@ -49,3 +50,61 @@ def test_a_tidy_test_passes(
         "import subprocess, pytest\n@pytest.mark.processes\ndef test_it():\n    subprocess.run(['true'], check=True)\n"
     )
     pytester.runpytest_subprocess("-p", "no:randomly").assert_outcomes(passed=1)
+
+
+WAIT = """
+import pathlib, subprocess, tempfile, time, pytest
+
+def wait_for(name):
+    deadline = time.monotonic() + 60
+    while not pathlib.Path(name).exists():
+        assert time.monotonic() < deadline, name
+        time.sleep(0.01)
+"""
+HOLDS = """
+@pytest.mark.processes
+def test_that_holds_things_while_the_other_is_checked():
+    wait_for("begun")
+    with tempfile.NamedTemporaryFile(), subprocess.Popen(["sleep", "60"]) as process:
+        pathlib.Path("held").touch()
+        wait_for("checked")
+        process.kill()
+"""
+IS_CHECKED = """
+@pytest.mark.processes
+def test_that_leaves_nothing():
+    pathlib.Path("begun").touch()
+    wait_for("held")
+
+def test_that_comes_after():
+    pathlib.Path("checked").touch()
+"""
+
+
+def test_a_worker_does_not_take_for_a_leak_what_another_holds(
+    pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(request.config.rootpath))
+    pytester.makeconftest((request.config.rootpath / "tests" / "conftest.py").read_text())
+    pytester.makeini("[pytest]\nmarkers = processes: checked")
+    pytester.makepyfile(test_one=WAIT + HOLDS, test_other=WAIT + IS_CHECKED)
+    result = pytester.runpytest_subprocess("-p", "no:randomly", "-n", "2", "--dist", "loadfile")
+    result.assert_outcomes(passed=3)
+
+
+def test_what_a_worker_that_crashed_has_left_is_ended(
+    pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(request.config.rootpath))
+    pytester.makeconftest((request.config.rootpath / "tests" / "conftest.py").read_text())
+    pytester.makeini("[pytest]\nmarkers = processes: checked")
+    pytester.makepyfile(
+        "import os, pathlib, subprocess\n"
+        "def test_it():\n"
+        "    process = subprocess.Popen(['sleep', '62'], start_new_session=True)\n"
+        "    pathlib.Path('pid').write_text(str(process.pid))\n"
+        "    os._exit(1)\n"
+    )
+    result = pytester.runpytest_subprocess("-p", "no:randomly", "-n", "1")
+    result.assert_outcomes(failed=1)
+    assert not psutil.pid_exists(int((pytester.path / "pid").read_text()))
