@@ -9,14 +9,15 @@ A server's port also answers HTTP. The server process itself cannot be asked thr
 from __future__ import annotations
 
 import contextlib
+import http.client
 import time
-import urllib.error
 import urllib.request
 
 from pserver.errors import ServerError
 from pserver.wire import Command, Connection
 
 _POLL_SECONDS = 0.02
+_NO_ANSWER = (OSError, ValueError, http.client.HTTPException)  # the last: who answers speaks something else
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -25,7 +26,7 @@ def is_healthy(host: str, port: int, *, timeout_seconds: float = 1.0) -> bool:
     try:
         with _NO_PROXY.open(f"http://{_bracketed(host)}:{port}/health", timeout=timeout_seconds) as answer:
             return bool(answer.status == 200 and answer.read(16).strip() == b"OK")
-    except (OSError, ValueError, urllib.error.URLError):
+    except _NO_ANSWER:
         return False
 
 
@@ -71,7 +72,7 @@ def _page(host: str, port: int, page: str, timeout_seconds: float) -> str:
     try:
         with _NO_PROXY.open(request, timeout=timeout_seconds) as answer:
             return str(answer.read().decode())
-    except (OSError, ValueError) as error:
+    except _NO_ANSWER as error:
         raise ServerError(f"parameter server {host}:{port} gives no page {page!r}: {error}") from error
 
 

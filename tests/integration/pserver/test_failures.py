@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -271,6 +272,28 @@ def test_something_else_on_the_port_is_not_healthy():
         assert not probe.is_healthy(*address(endpoint), timeout_seconds=0.2)
         with pytest.raises(ServerError):
             probe.brpc_metrics(*address(endpoint), timeout_seconds=0.2)
+
+
+def test_who_answers_in_another_language_is_not_healthy():
+    """As gRPC does, to which the kernel gives the port of a server that is gone."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        endpoint = f"127.0.0.1:{other.getsockname()[1]}"
+
+        def answer():
+            for _ in range(2):
+                connection, _ = other.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(b"\0\0\x12\x04\0\0\0\0\0\n")
+
+        with ThreadPoolExecutor(1) as pool:
+            answering = pool.submit(answer)
+            assert not probe.is_healthy(*address(endpoint))
+            with pytest.raises(ServerError, match="gives no page"):
+                probe.identity(*address(endpoint))
+            answering.result()
 
 
 def test_metrics_of_a_server(servers):
