@@ -423,7 +423,7 @@ def test_rates_of_any_size_are_met_with_a_shift_of_predictions_too(rate: float) 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.get("auxiliary_weight")], ids=name_of)
 def test_rows_that_fill_up_a_batch_change_nothing(case: dict) -> None:
-    """But for auxiliary losses: their negatives are those of the row before, the first row's then of a row without any."""
+    """But for auxiliary losses: their negatives are those of the row before, which the first row has not always."""
     rng = np.random.default_rng(8)
     values = {name: rng.standard_normal((U, W + 1)).astype(np.float32) for name in ("user", "item")}
     batch, plain = _first_program(case)
