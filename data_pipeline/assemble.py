@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from data_pipeline.arrays import ragged
 from data_pipeline.batch import Batch, Span, TableKeys
 from data_pipeline.config import DataConfig
-from data_pipeline.encode import Lists, Rows, ragged
+from data_pipeline.encode import Lists, Rows
 from data_pipeline.keys import unique_keys
 
 Pick = tuple[Rows, npt.NDArray[np.int64]]

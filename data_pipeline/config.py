@@ -32,6 +32,10 @@ class LabelRule(_Section):
     soft: bool = False
     """Accept any probability between 0 and 1 as a label."""
 
+    null_without_click: Literal["refuse", "negative"] = "refuse"
+    """What null means in a label after the first, in a row whose first label is 0 (a conversion without a click): a bad
+    row, or 0. Any other null label is a bad row."""
+
     @model_validator(mode="after")
     def _one_rule(self) -> "LabelRule":
         if (self.positive is not None) + (self.at_least is not None) + self.soft > 1:

@@ -93,7 +93,9 @@ def read_footer(source: SourceFile, config: DataConfig, carried: Iterable[str] =
         raise DataError(
             f"{source.name}: the footer promises {num_rows} rows, its row groups {sum(g.num_rows for g in groups)}"
         )
-    columns = schema.check_file(source.name, arrow_schema, [k for k, _ in source.partitions], config, carried)
+    columns = schema.check_file(
+        source.name, arrow_schema, dict(source.partitions), config, carried, above=dict(source.above)
+    )
     return DataFile(source, groups, columns, footprint)
 
 
@@ -150,14 +152,8 @@ class Dataset:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        seen: dict[str, int] = {}
-        for number, file in enumerate(files):
-            for column, got in file.columns.items():
-                if got.kind != "null":
-                    other = files[seen.setdefault(column, number)]
-                    if other.columns[column].type != got.type:
-                        schema.agree(other.source.name, other.columns, file.source.name, file.columns, config)
         dataset = cls(tuple(files), config, tuple(skipped), carried, fitted)
+        dataset._compare(dataset)
         if dataset.num_rows == 0:
             where = ", ".join([paths] if isinstance(paths, str) else paths)
             detail = f"; left out: {skipped[0]}" if skipped else ""
@@ -170,12 +166,35 @@ class Dataset:
 
     def agree_with(self, other: "Dataset") -> None:
         """Raises DataError if a value would have one key here and another there (training and evaluation data)."""
-        for column in schema.columns_needed(self.config):
-            mine = next((f for f in self.files if column in f.columns and f.columns[column].kind != "null"), None)
-            theirs = next((f for f in other.files if column in f.columns and f.columns[column].kind != "null"), None)
-            if mine is not None and theirs is not None:
-                here, there = {column: mine.columns[column]}, {column: theirs.columns[column]}
-                schema.agree(mine.source.name, here, theirs.source.name, there, self.config)
+        self._compare(other)
+
+    def _compare(self, other: "Dataset") -> None:
+        """Compares one file for each type that a column has here with one for each that it has there."""
+        here, there = self.files_by_type(), other.files_by_type()
+        for column, types in here.items():
+            for mine in types.values():
+                for theirs in there.get(column, {}).values():
+                    if mine is not theirs:
+                        a, b = {column: mine.columns[column]}, {column: theirs.columns[column]}
+                        schema.agree(mine.source.name, a, theirs.source.name, b, self.config)
+
+    def files_by_type(self) -> dict[str, dict[pa.DataType, DataFile]]:
+        """By column and type: the first file that has it so. Columns without values are left out."""
+        found: dict[str, dict[pa.DataType, DataFile]] = {}
+        for file in self.files:
+            for column, got in file.columns.items():
+                if got.kind != "null":
+                    found.setdefault(column, {}).setdefault(got.type, file)
+        return found
+
+    def types_by_column(self) -> dict[str, list[schema.Column]]:
+        """What each column is in the files, every type once."""
+        return {name: [file.columns[name] for file in files.values()] for name, files in self.files_by_type().items()}
+
+    def files_shared_with(self, other: "Dataset") -> list[str]:
+        """Names of the files that are in the other dataset, too: evaluation files inside the training data."""
+        there = {file.source.identity for file in other.files}
+        return [file.source.name for file in self.files if file.source.identity in there]
 
     @property
     def signature(self) -> InputSignature:

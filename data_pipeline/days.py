@@ -74,7 +74,7 @@ def open_days(paths: str | Iterable[str], config: DataConfig, column: str, days:
 
 def day_of(source: SourceFile, column: str) -> Day:
     """The day of a file, from the innermost folder `<column>=<day>` above it. Raises DataError."""
-    value = dict(source.partitions).get(column)
+    value = {**dict(source.above), **dict(source.partitions)}.get(column)
     if value is None:
         raise DataError(
             f"{source.name}: lies in no folder {column}=<day>, so its day is unknown. Training by days needs one for "

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from data_pipeline import keys
+from data_pipeline import arrays, keys
+from data_pipeline.arrays import is_text, list_parts, nulls, ragged, simple
 from data_pipeline.config import DataConfig, DenseBlock, SparseFeature
 from data_pipeline.fitted import Fitted
 
@@ -23,7 +23,9 @@ Bool = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 Reject = Callable[[Bool, str, pa.Array, str], None]
 """Takes a mask of bad rows, the column, its values and the reason."""
-_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
+INTEGER = re.compile(rb"[ \t\n\v\f\r]*([+-]?)0*([0-9]{1,20})[ \t\n\v\f\r]*")
+"""A text that `type: integer` takes, if the number lies within -2^63 and 2^64 - 1."""
+_FAST_DIGITS = 18
 
 
 @dataclass
@@ -76,52 +78,9 @@ class Rows:
         )
 
 
-def nulls(array: pa.Array) -> Bool | None:
-    """Mask of nulls, or None if there is none. (Dictionaries read from Parquet have no null words.)"""
-    if array.null_count == 0:
-        return None
-    mask: Bool = array.is_null().to_numpy(zero_copy_only=False)
-    return mask
-
-
-def plain(array: pa.Array) -> pa.Array:
-    """The array without dictionary encoding, in one chunk."""
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-    return array.dictionary_decode() if pat.is_dictionary(array.type) else array
-
-
-def _raw(array: pa.Array, dtype: Any) -> Array:
-    """Values of a fixed-width array without a copy and without a detour through float; nulls hold anything."""
-    buffer = array.buffers()[1]
-    if buffer is None:
-        return np.zeros(len(array), dtype=dtype)
-    values: Array = np.frombuffer(buffer, dtype=dtype)
-    return values[array.offset : array.offset + len(array)]
-
-
-def numpy_dtype(kind: pa.DataType) -> Any:
-    """How NumPy calls a number type; timestamps and durations are int64 as stored. (Arrow's own answer needs
-    pandas.)
-    """
-    letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
-    return np.dtype(f"{letter}{kind.bit_width // 8}")
-
-
-def integers(array: pa.Array) -> Array:
-    """Integer, boolean, date, time values as they are stored; nulls hold anything."""
-    kind = array.type
-    if pat.is_boolean(kind):
-        return _raw(array.cast(pa.uint8()), np.uint8)
-    if pat.is_date(kind) or pat.is_time(kind):
-        wide = pat.is_date64(kind) or pat.is_time64(kind)
-        return _raw(array, np.int64 if wide else np.int32)
-    return _raw(array, numpy_dtype(kind))
-
-
 def patterns(array: pa.Array) -> UInt64:
     """Integers as 64-bit two's complement patterns (a new array)."""
-    values = integers(array)
+    values = arrays.integers(array)
     if values.dtype.itemsize == 8:
         return values.view(np.uint64).copy()
     if values.dtype.kind == "u":
@@ -129,47 +88,51 @@ def patterns(array: pa.Array) -> UInt64:
     return values.astype(np.int64).view(np.uint64)
 
 
-def string_key_array(array: pa.Array, seed: np.uint64) -> UInt64:
-    """Keys of strings or bytes; nulls hold anything."""
-    kind = array.type
-    if len(array) == 0:
-        return np.zeros(0, dtype=np.uint64)
-    if pat.is_fixed_size_binary(kind):
-        width = kind.byte_width
-        starts = (np.arange(len(array), dtype=np.int64) + array.offset) * width
-        ends = starts + width
-        buffer = array.buffers()[1]
-    else:
-        large = pat.is_large_string(kind) or pat.is_large_binary(kind)
-        offsets = np.frombuffer(array.buffers()[1], dtype=np.int64 if large else np.int32)
-        offsets = offsets[array.offset : array.offset + len(array) + 1].astype(np.int64)
-        starts, ends = offsets[:-1], offsets[1:]
-        buffer = array.buffers()[2]
-    data: npt.NDArray[np.uint8] = (
-        np.frombuffer(buffer, dtype=np.uint8) if buffer is not None else np.zeros(8, dtype=np.uint8)
-    )
-    return keys.string_keys(data, starts, ends, seed)
-
-
 def numbers(array: pa.Array) -> tuple[Array, Bool | None]:
     """Float values and the mask of nulls and NaN (None if there is none)."""
-    array = plain(array)
+    array = simple(array)
+    if pat.is_dictionary(array.type):
+        return _picked_numbers(array)
     kind = array.type
     if pat.is_null(kind):
         return np.zeros(len(array), dtype=np.float32), np.ones(len(array), dtype=bool)
     mask = nulls(array)
+    values: Array
     if pat.is_decimal(kind):
-        array = array.cast(pa.float64())
-        values: Array = _raw(array, np.float64)
+        values = arrays.Decimals(array).floats(mask)
     elif pat.is_floating(kind):
-        values = _raw(array, numpy_dtype(kind))
+        values = arrays.raw(array, arrays.numpy_dtype(kind))
         gaps = np.isnan(values)
         if gaps.any():
             mask = gaps if mask is None else mask | gaps
+    elif is_text(kind):  # the name of a folder, which the footers' check has read as a number
+        values = np.array([0.0 if t is None else folder_number(t) for t in array.to_pylist()], dtype=np.float64)
     else:
-        values = integers(array)
+        values = arrays.integers(array)
         values = values.astype(np.float32 if values.dtype.itemsize < 4 else np.float64)
     return values, mask
+
+
+def _picked_numbers(array: pa.Array) -> tuple[Array, Bool | None]:
+    """`numbers` of a dictionary."""
+    words, wrong = numbers(array.dictionary)
+    codes, mask = _codes(array)
+    if wrong is not None:
+        picked = wrong[codes] if len(words) else np.zeros(len(array), dtype=bool)
+        mask = picked if mask is None else picked | mask
+    return words[codes] if len(words) else np.zeros(len(array), dtype=words.dtype), mask
+
+
+def _codes(array: pa.Array) -> tuple[Array, Bool | None]:
+    """Places in the dictionary [N], 0 for null, and which rows are null."""
+    codes, mask = arrays.integers(array.indices), nulls(array)
+    return codes if mask is None else np.where(mask, 0, codes), mask
+
+
+def folder_number(text: str) -> float:
+    """The number in the name of a folder `key=number`; true and false are 1 and 0. Raises ValueError."""
+    word = text.strip().lower()
+    return float(word == "true") if word in ("true", "false") else float(word)
 
 
 class Encoder:
@@ -195,6 +158,7 @@ class Encoder:
         A column that is absent from `columns` is treated as its feature declares.
         """
         config = self._config
+        columns = {name: simple(array) for name, array in columns.items()}
         num_rows = at.stop - at.start
         reasons: dict[int, str] = {}
         bad = into.bad_N[at]
@@ -202,11 +166,12 @@ class Encoder:
         def reject(mask: Bool, column: str, array: pa.Array, why: str) -> None:
             fresh = np.flatnonzero(mask & ~bad)
             for row in fresh.tolist():
-                reasons[row] = f"column {column!r} is {array[row].as_py()!r}: {why}"
+                reasons[row] = f"column {column!r} is {arrays.shown(array, row)}: {why}"
             bad[fresh] = True
 
         for position, column in enumerate(config.labels):
-            into.labels_NL[at, position] = self._label(columns[column], column, reject)
+            click_N = None if position == 0 else into.labels_NL[at, 0]
+            into.labels_NL[at, position] = self._label(columns[column], column, click_N, reject)
         position = 0
         for dense in config.dense:
             self._dense(columns, dense, into.dense_ND[at, position : position + len(dense.columns)], reject)
@@ -220,9 +185,7 @@ class Encoder:
         if config.sample_weight is not None and into.weight_N is not None:
             self._sample_weight(columns[config.sample_weight], config.sample_weight, into.weight_N[at], reject)
         for column, values_N in into.report_by.items():
-            text = plain(columns[column])
-            text = text if pat.is_binary(text.type) else text.cast(pa.string())
-            values_N[at] = text.to_numpy(zero_copy_only=False)
+            values_N[at] = arrays.texts(columns[column])
         if config.group is not None and into.group_N is not None:
             into.group_N[at] = self._group(columns[config.group])
         return reasons
@@ -230,7 +193,8 @@ class Encoder:
     @staticmethod
     def _sample_weight(array: pa.Array, column: str, out: Array, reject: Reject) -> None:
         values, mask = numbers(array)
-        out[:] = values
+        with np.errstate(over="ignore"):
+            out[:] = values
         wrong = ~np.isfinite(out) | (values < 0)
         if mask is not None:
             wrong |= mask
@@ -238,7 +202,7 @@ class Encoder:
             reject(wrong, column, array, "a sample weight must be finite and not negative")
 
     def _group(self, array: pa.Array) -> UInt64:
-        group = self._value_keys(array, self._group_seed, None, 0)
+        group, _ = self._value_keys(array, self._group_seed, None, 0)
         gaps = nulls(array)
         if gaps is not None:
             group[gaps] = 0
@@ -254,21 +218,37 @@ class Encoder:
                 nothing = np.zeros(num_rows + 1, dtype=np.int64)
                 into.lists[feature.name][block] = Lists(np.zeros(0, dtype=np.uint64), nothing, weights)
 
-    def _label(self, array: pa.Array, column: str, reject: Reject) -> Array:
+    def _label(self, array: pa.Array, column: str, click_N: Array | None, reject: Reject) -> Array:
+        """Labels [N]; `click_N` is the first label where this is another one."""
         values, mask = numbers(array)
         rule = self._config.label
+        if mask is not None and rule.null_without_click == "negative" and click_N is not None:
+            idle = mask & (click_N == 0)
+            values, mask = np.where(idle, 0, values), mask & ~idle
+            decided: Bool | None = idle
+        else:
+            decided = None
         result: Array
         if rule.positive is not None or rule.at_least is not None:
             result = values == rule.positive if rule.positive is not None else values >= rule.at_least
-            wrong, allowed = np.zeros(values.shape, dtype=bool), "a label must not be null"
+            if decided is not None:
+                result &= ~decided
+            wrong, allowed = np.zeros(values.shape, dtype=bool), ""
         elif rule.soft:
             result, wrong = values, ~((values >= 0) & (values <= 1))
             allowed = "label: {soft: true} takes numbers from 0 to 1"
         else:
             result, wrong = values, (values != 0) & (values != 1)
             allowed = "a label is 0 or 1 (else declare label: {positive: VALUE}, {at_least: VALUE} or {soft: true})"
-        if mask is not None:
-            wrong = wrong | mask
+        if mask is not None and mask.any():
+            remedy = ""
+            if click_N is not None:
+                remedy = (
+                    "; if null means that there was nothing to follow (a conversion without a click), declare label: "
+                    "{null_without_click: negative}, which makes it 0 where the first label is 0"
+                )
+            reject(mask, column, array, f"a label must not be null{remedy}")
+            wrong = wrong & ~mask
         if wrong.any():
             reject(wrong, column, array, allowed)
         return result
@@ -278,7 +258,8 @@ class Encoder:
     ) -> Array:
         """Values [N, D] of a block of columns after fill, transform and clip. Marks filled ones in `absent`."""
         read = [numbers(columns[c]) if c in columns else None for c in block.columns]
-        exact = any(r is not None and r[0].dtype == np.float64 for r in read)
+        # What is only moved can stay in 32 bits. What is computed is so in 64, whatever the files have.
+        exact = block.transform != "none" or block.standardise or any(r and r[0].dtype == np.float64 for r in read)
         values = np.empty((num_rows, len(read)), dtype=np.float64 if exact else np.float32)
         for position, got in enumerate(read):
             if got is None:
@@ -300,10 +281,10 @@ class Encoder:
         """Writes a block of columns [N, D] into `out`, all columns in one go."""
         absent = np.zeros(out.shape, dtype=bool)
         values = self.dense_values(columns, block, out.shape[0], absent)
-        if block.standardise:
-            mean, scale = self._fitted.mean_and_scale(block)
-            values = (values - mean) * scale
         with np.errstate(over="ignore", invalid="ignore"):
+            if block.standardise:
+                mean, scale = self._fitted.mean_and_scale(block)
+                values = (values - mean) * scale
             out[:] = values
         wrong = ~np.isfinite(out)
         if block.fill is None:
@@ -311,9 +292,9 @@ class Encoder:
         if wrong.any():
             for position in np.flatnonzero(wrong.any(axis=0)).tolist():
                 column = block.columns[position]
-                reject(
-                    wrong[:, position], column, columns[column], "not a finite number after fill, transform and clip"
-                )
+                shown = columns.get(column, pa.nulls(out.shape[0]))
+                why = "not a finite number in 32 bits after fill, transform, clip and standardise"
+                reject(wrong[:, position], column, shown, why)
 
     def _single_table(
         self, features: list[SparseFeature], columns: dict[str, pa.Array], out: UInt64, reject: Reject
@@ -326,7 +307,7 @@ class Encoder:
             if array is None or not _is_plain_integer(feature, array.type):
                 continue
             together.append(position)
-            values = integers(array)
+            values = arrays.integers(array)
             if values.dtype.kind == "u":
                 out[:, position] = values
             else:
@@ -365,18 +346,17 @@ class Encoder:
         seed = self._seeds[feature.space]
         result = np.full(num_rows, seed, dtype=np.uint64)
         for column in feature.columns:
-            array = columns[column]
+            array = simple(columns[column])
             if feature.bucketize is not None:
                 values, mask = numbers(array)
                 result = keys.integer_keys(self._bucket(feature, values).astype(np.int64).view(np.uint64), seed)
             else:
                 mask = nulls(array)
-                unparsed = np.zeros(num_rows, dtype=bool)
                 part_seed = self._column_seeds[column] if feature.cross else seed
-                part = self._value_keys(array, part_seed, feature.type, feature.offset, unparsed)
+                part, wrong = self._value_keys(array, part_seed, feature.type, feature.offset)
                 result = keys.combine(result, part) if feature.cross else part
-                if unparsed.any():
-                    reject(unparsed, column, array, f"feature {feature.name!r} is declared `type: integer`")
+                if wrong is not None:
+                    reject(wrong, column, array, _no_integer(feature))
             if mask is not None:
                 gaps |= mask
         result[gaps] = missing
@@ -395,42 +375,44 @@ class Encoder:
         return buckets
 
     def _value_keys(
-        self, array: pa.Array, seed: np.uint64, declared: str | None, offset: int, unparsed: Bool | None = None
-    ) -> UInt64:
-        """Keys of values; a null's key may be anything. Sets `unparsed` where declared integers are no integers."""
+        self, array: pa.Array, seed: np.uint64, declared: str | None, offset: int
+    ) -> tuple[UInt64, Bool | None]:
+        """Keys of the values of a simple array; a null's key may be anything. And which values, declared as integers,
+        are none (None: all are).
+        """
         kind = array.type
         if pat.is_dictionary(kind):
-            words = array.dictionary
-            wrong = np.zeros(len(words), dtype=bool)
-            word_keys = self._value_keys(words, seed, declared, offset, wrong)
-            at = integers(array.indices)
-            if array.null_count:
-                at = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, at)
-            if len(words) == 0:
-                return np.zeros(len(array), dtype=np.uint64)
-            if unparsed is not None:
-                unparsed |= wrong[at]
-            return word_keys[at]
+            return self._word_keys(array, seed, declared, offset)
         if pat.is_null(kind):
-            return np.zeros(len(array), dtype=np.uint64)
-        is_text = not _is_number(kind)
-        if declared == "string" and not is_text:
-            array, is_text = array.cast(pa.string()), True
-        elif declared == "integer" and is_text:
-            array, wrong = _parse_integers(array)
-            is_text = False
-            if unparsed is not None:
-                unparsed |= wrong
-        if is_text:
-            return string_key_array(array, seed)
-        if pat.is_decimal(array.type):
-            return _decimal_keys(array, seed)
-        if pat.is_timestamp(array.type):
-            return _timestamp_keys(array, seed)
-        bits = patterns(array)
-        if offset:
-            bits += np.uint64(offset & 0xFFFFFFFFFFFFFFFF)
-        return keys.integer_keys(bits, seed)
+            return np.zeros(len(array), dtype=np.uint64), None
+        if declared == "string" and not is_text(kind):
+            array = array.cast(pa.string())
+        if declared == "integer" and is_text(kind):
+            bits, wrong = parse_integers(array)
+            return keys.integer_keys(bits + _modulo(offset), seed), wrong
+        if is_text(array.type):
+            return text_keys(array, seed), None
+        if pat.is_decimal(kind):
+            return _decimal_keys(array, seed, declared, offset)
+        if pat.is_timestamp(kind) or pat.is_time(kind):
+            return _time_keys(array, seed), None
+        return keys.integer_keys(patterns(array) + _modulo(offset), seed), None
+
+    def _word_keys(
+        self, array: pa.Array, seed: np.uint64, declared: str | None, offset: int
+    ) -> tuple[UInt64, Bool | None]:
+        """`_value_keys` of a dictionary: of every word once, or only of those that occur where there are more."""
+        words = array.dictionary
+        if len(words) == 0:
+            return np.zeros(len(array), dtype=np.uint64), None
+        codes, gaps = _codes(array)
+        if len(words) > len(array):
+            used, codes = np.unique(codes, return_inverse=True)
+            words = words.take(pa.array(used))
+        word_keys, wrong = self._value_keys(words, seed, declared, offset)
+        if wrong is not None:
+            wrong = wrong[codes] if gaps is None else wrong[codes] & ~gaps
+        return word_keys[codes], wrong if wrong is not None and wrong.any() else None
 
     def list_keys(
         self,
@@ -445,20 +427,19 @@ class Encoder:
         assert feature.max_length is not None
         column = feature.columns[0]
         lists = columns.get(column)
-        if lists is None or pat.is_null(lists.type):
+        lists = pa.nulls(num_rows) if lists is None else simple(lists)
+        if pat.is_null(lists.type):
             lists = pa.nulls(num_rows, pa.list_(pa.null()))
-        values, starts, lengths = _list_parts(lists)
-        unparsed = np.zeros(len(values), dtype=bool)
-        value_keys = self._value_keys(values, self._seeds[feature.space], feature.type, feature.offset, unparsed)
+        values, starts, lengths = list_parts(lists)
+        value_keys, unparsed = self._value_keys(values, self._seeds[feature.space], feature.type, feature.offset)
         value_gaps = nulls(values)
         if value_gaps is not None:
             value_keys[value_gaps] = 0
         if feature.vocabulary is not None and vocabulary:
             value_keys = self._fitted.known(feature, value_keys)
         row, at = ragged(starts, lengths)
-        if unparsed.any():
-            wrong = np.bincount(row, unparsed[at], num_rows) > 0
-            reject(wrong, column, lists, f"feature {feature.name!r} is declared `type: integer`")
+        if unparsed is not None:
+            reject(np.bincount(row, unparsed[at], num_rows) > 0, column, lists, _no_integer(feature))
         flat = value_keys[at]
         weights = self._weights(feature, columns, lengths, row, reject) if feature.weights is not None else None
 
@@ -499,9 +480,10 @@ class Encoder:
             return np.ones(row.size, dtype=np.float32)
         if pat.is_null(lists.type):
             lists = pa.nulls(lengths.size, pa.list_(pa.float32()))
-        values, starts, num_weights = _list_parts(lists)
+        values, starts, num_weights = list_parts(lists)
         raw, gaps = numbers(values)
-        raw = np.append(raw.astype(np.float32), np.float32(np.nan))
+        with np.errstate(over="ignore"):
+            raw = np.append(raw.astype(np.float32), np.float32(np.nan))
         if gaps is not None:
             raw[:-1][gaps] = np.nan
         differ = num_weights != lengths
@@ -517,94 +499,86 @@ class Encoder:
         return flat
 
 
-def ragged(starts: Array, lengths: Array) -> tuple[Array, Array]:
-    """For lists that start at `starts`: the row and the place of every element, row by row."""
-    row = np.repeat(np.arange(lengths.size), lengths)
-    at = np.arange(row.size) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-    return row, at
+def _no_integer(feature: SparseFeature) -> str:
+    return f"feature {feature.name!r} is declared `type: integer`, from -2^63 to 2^64 - 1"
 
 
-def _list_parts(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Values of a list array, and per row where it starts in them and its length (0 for null). Scalars are lists of
-    one.
-    """
-    kind = array.type
-    num_rows = len(array)
-    starts = np.arange(num_rows, dtype=np.int64)
-    if pat.is_fixed_size_list(kind):
-        values = array.values
-        starts, lengths = (starts + array.offset) * kind.list_size, np.full(num_rows, kind.list_size, dtype=np.int64)
-    elif pat.is_list(kind) or pat.is_large_list(kind):
-        offsets = array.offsets.to_numpy().astype(np.int64)
-        first, last = (int(offsets[0]), int(offsets[-1])) if num_rows else (0, 0)
-        values = array.values.slice(first, last - first)
-        starts, lengths = offsets[:-1] - first, np.diff(offsets)
-    else:
-        return array, starts, np.ones(num_rows, dtype=np.int64)
-    gaps = nulls(array)
-    return values, starts, lengths if gaps is None else np.where(gaps, 0, lengths)
+def _modulo(offset: int) -> np.uint64:
+    return np.uint64(offset & 0xFFFFFFFFFFFFFFFF)
 
 
 def _is_plain_integer(feature: SparseFeature, kind: pa.DataType) -> bool:
-    simple = pat.is_integer(kind) or pat.is_boolean(kind) or pat.is_date(kind) or pat.is_time(kind)
-    return simple and not feature.cross and feature.bucketize is None and feature.type != "string"
+    whole = pat.is_integer(kind) or pat.is_boolean(kind) or pat.is_date(kind)
+    return whole and not feature.cross and feature.bucketize is None and feature.type != "string"
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    tests = (pat.is_integer, pat.is_boolean, pat.is_date, pat.is_time, pat.is_timestamp, pat.is_decimal)
-    return any(test(kind) for test in tests)
+def text_keys(array: pa.Array, seed: np.uint64) -> UInt64:
+    """Keys of text or bytes; nulls hold anything."""
+    return keys.string_keys(*arrays.text_bytes(array), seed)
 
 
-def _parse_integers(array: pa.Array) -> tuple[pa.Array, Bool]:
-    """Exact 64-bit integers of text, as patterns, and which texts are none."""
-    array = array.cast(pa.string())
-    try:
-        return array.cast(pa.int64()), np.zeros(len(array), dtype=bool)
-    except pa.ArrowInvalid:
-        pass
+def parse_integers(array: pa.Array) -> tuple[UInt64, Bool | None]:
+    """Integers in text as 64-bit patterns, and which texts are none (None: all are). Nulls hold anything."""
+    data, starts, ends = arrays.text_bytes(array)
+    lengths = ends - starts
     bits = np.zeros(len(array), dtype=np.uint64)
+    gaps = nulls(array)
+    # Digits alone, one place after the other. What is longer, has a sign or blanks, or is no number comes below.
+    easy = (lengths > 0) & (lengths <= _FAST_DIGITS)
+    if gaps is not None:
+        easy &= ~gaps
+    for place in range(int(lengths[easy].max(initial=0))):
+        here = np.flatnonzero(easy & (lengths > place))
+        digit = data[starts[here] + place] - np.uint8(ord("0"))
+        bits[here] = bits[here] * np.uint64(10) + digit
+        easy[here[digit > 9]] = False
+    left = ~easy if gaps is None else ~easy & ~gaps
     wrong = np.zeros(len(array), dtype=bool)
-    for row, text in enumerate(array.to_pylist()):
-        if text is None:
-            continue
-        number = int(text) if _INTEGER.fullmatch(text) else None
-        if number is None or not -(1 << 63) <= number < 1 << 64:
-            wrong[row] = True
-        else:
+    for row in np.flatnonzero(left).tolist():
+        number = parse_integer(data[starts[row] : ends[row]].tobytes())
+        wrong[row] = number is None
+        bits[row] = (number or 0) & 0xFFFFFFFFFFFFFFFF
+    return bits, wrong if wrong.any() else None
+
+
+def parse_integer(text: bytes) -> int | None:
+    """The integer that a text is, if it is one that has a key."""
+    found = INTEGER.fullmatch(text)
+    if found is None:
+        return None
+    number = int(found[2]) * (-1 if found[1] == b"-" else 1)
+    return number if -(1 << 63) <= number < 1 << 64 else None
+
+
+def _decimal_keys(array: pa.Array, seed: np.uint64, declared: str | None, offset: int) -> tuple[UInt64, Bool | None]:
+    """Keys of decimals: of integers as integers, of others as text; those are wrong where integers are declared."""
+    values, gaps = arrays.Decimals(array), nulls(array)
+    whole, easy = values.integral()
+    bits = whole.view(np.uint64).copy()
+    others: list[int] = []
+    for row in np.flatnonzero(~easy if gaps is None else ~easy & ~gaps).tolist():
+        number = values.integer(row)
+        if number is not None and -(1 << 63) <= number < 1 << 64:
             bits[row] = number & 0xFFFFFFFFFFFFFFFF
-    return pa.array(bits), wrong
-
-
-def _decimal_keys(array: pa.Array, seed: np.uint64) -> UInt64:
-    result = np.zeros(len(array), dtype=np.uint64)
-    if array.type.scale <= 0 or pc.all(pc.equal(pc.round(array), array)).as_py() is not False:
-        for target in (pa.int64(), pa.uint64()):
-            try:
-                return keys.integer_keys(patterns(array.cast(target)), seed)
-            except pa.ArrowInvalid:
-                continue
-    integral, text = [], []
-    for row, value in enumerate(array.to_pylist()):
-        if value is None:
-            continue
-        if value == value.to_integral_value() and -(1 << 63) <= value < (1 << 64):
-            integral.append((row, int(value) & 0xFFFFFFFFFFFFFFFF))
         else:
-            text.append((row, format(value.normalize(), "f")))
-    if integral:
-        bits = np.array([v for _, v in integral], dtype=np.uint64)
-        result[[r for r, _ in integral]] = keys.integer_keys(bits, seed)
-    if text:
-        result[[r for r, _ in text]] = string_key_array(pa.array([v for _, v in text]), seed)
-    return result
+            others.append(row)
+    result = keys.integer_keys(bits + _modulo(offset), seed)
+    if not others:
+        return result, None
+    if declared == "integer":
+        wrong = np.zeros(len(array), dtype=bool)
+        wrong[others] = True
+        return result, wrong
+    result[others] = text_keys(pa.array([values.text(row) for row in others]), seed)
+    return result, None
 
 
-def _timestamp_keys(array: pa.Array, seed: np.uint64) -> UInt64:
-    values = _raw(array, np.int64)
-    unit = array.type.unit
-    if unit != "ns":
-        factor = {"s": 1_000_000, "ms": 1_000, "us": 1}[unit]
-        return keys.integer_keys((values * np.int64(factor)).view(np.uint64), seed)
+def _time_keys(array: pa.Array, seed: np.uint64) -> UInt64:
+    """Keys of timestamps and times of day: of their microseconds; nanoseconds beyond are combined in."""
+    values = arrays.raw(array, arrays.numpy_dtype(array.type)).astype(np.int64)
+    per_unit = arrays.UNITS[array.type.unit]
+    if per_unit >= 1000:
+        return keys.integer_keys((values * np.int64(per_unit // 1000)).view(np.uint64), seed)
     micros, rest = np.divmod(values, np.int64(1000))
     result = keys.integer_keys(micros.view(np.uint64), seed)
     odd = rest != 0

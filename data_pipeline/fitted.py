@@ -22,6 +22,8 @@ from data_pipeline.patience import UNREADABLE, read_patiently
 
 UInt64 = npt.NDArray[np.uint64]
 _VERSION = 1
+_LEAST_RELATIVE_DEVIATION = 2.0**-44
+_LEAST_DEVIATION = 2.0**-126
 
 
 class KeySet:
@@ -70,9 +72,14 @@ class Fitted:
         self._sets = {name: KeySet(keys) for name, keys in self.vocabularies.items()}
 
     def mean_and_scale(self, block: DenseBlock) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Per column of a block: mean and 1 / standard deviation (1 for a constant column)."""
-        pairs = np.array([self.moments[c] for c in block.columns])
-        return pairs[:, 0], 1 / np.where(pairs[:, 1] > 0, pairs[:, 1], 1)
+        """Per column of a block: mean and 1 / standard deviation.
+
+        1 for a constant column, also where rounding made its values differ in their last digits, and for one that only
+        varies below the smallest float32: an ordinary value in later data would become an enormous one.
+        """
+        mean, deviation = np.array([self.moments[c] for c in block.columns]).T
+        varies = deviation > np.maximum(_LEAST_RELATIVE_DEVIATION * np.abs(mean), _LEAST_DEVIATION)
+        return mean, 1 / np.where(varies, deviation, 1)
 
     def known(self, feature: SparseFeature, keys: UInt64) -> UInt64:
         """Keys with rare ones replaced as the feature's vocabulary says."""
@@ -102,7 +109,10 @@ class Fitted:
         remedy = "run `paddlewheel data fit JOB`"
         if not (folder / "fitted.json").exists():
             raise DataError(f"data.fitted: {folder}/fitted.json does not exist; {remedy}")
-        content = json.loads((folder / "fitted.json").read_text())
+        try:
+            content = json.loads((folder / "fitted.json").read_text())
+        except ValueError as error:
+            raise DataError(f"data.fitted: {folder}/fitted.json is damaged ({error}); {remedy}") from None
         if content.get("version") != _VERSION:
             raise DataError(
                 f"data.fitted: {folder} has version {content.get('version')}, {_VERSION} is needed; {remedy}"
@@ -118,6 +128,7 @@ class Fitted:
             vocabularies,
             content["about"],
         )
+        result._check(folder, remedy)
         for name, rules in needs(config).items():
             if content["rules"].get(name) != rules:
                 raise DataError(
@@ -149,6 +160,17 @@ class Fitted:
     def made_from(self) -> str:
         """The data of the fit, for people."""
         return f"{self.about.get('num_rows', '?')} rows of data {str(self.about.get('fingerprint', '?'))[:8]}"
+
+    def _check(self, folder: Path, remedy: str) -> None:
+        """Raises DataError for numbers that no fit finds."""
+        for column, (mean, deviation) in self.moments.items():
+            if not (np.isfinite(mean) and np.isfinite(deviation) and deviation >= 0):
+                raise DataError(
+                    f"data.fitted: {folder} has mean {mean} and deviation {deviation} for {column!r}; {remedy}"
+                )
+        for name, borders in self.boundaries.items():
+            if not (np.isfinite(borders).all() and (np.diff(borders) > 0).all()):
+                raise DataError(f"data.fitted: {folder} has quantiles for {name!r} that do not rise; {remedy}")
 
     def save(self, config: DataConfig, counts: Mapping[str, npt.NDArray[np.int64]]) -> None:
         """Writes `data.fitted`, `fitted.json` last and by rename."""

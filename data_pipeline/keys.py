@@ -4,13 +4,15 @@ A key is a function of (key space, value) and nothing else: not of the table, th
 version.
 
 - The seed of a key space is XXH64 of its UTF-8 name.
-- Integers, booleans (0, 1), dates (days), times: the value as a 64-bit two's complement pattern, xor the seed,
-  through the finaliser of splitmix64, which is a bijection. So integers of one space never collide with each other.
-  -1 as int64 and 2^64 - 1 as uint64 are the same pattern and the same key: systems without unsigned integers store
-  hashed ids that way.
-- Timestamps: microseconds since 1970 UTC as an integer, whatever unit the file has; nanoseconds beyond are combined in.
+- Integers, booleans (0, 1), dates (days): the value as a 64-bit two's complement pattern, xor the seed, through the
+  finaliser of splitmix64, which is a bijection. So integers of one space never collide with each other. -1 as int64
+  and 2^64 - 1 as uint64 are the same pattern and the same key: systems without unsigned integers store hashed ids that
+  way.
+- Timestamps, times of day: microseconds since 1970 UTC, since midnight as an integer, whatever unit the file has;
+  nanoseconds beyond are combined in.
 - Strings and bytes: XXH64 of the bytes with the seed of the space. Any language has this function.
-- Decimals: an integral value within 64 bits is that integer, else the text without trailing zeros.
+- Decimals: an integral value within 64 bits is that integer, else the text in full without trailing zeros, whatever
+  the scale.
 - A cross: keys of its parts in their own spaces, folded with splitmix64.
 - 0 is padding in the parameter server; the one value that would map to it gets a fixed other key.
 """
@@ -20,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 UInt64 = npt.NDArray[np.uint64]
 
@@ -35,6 +38,7 @@ _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
 _INSTEAD_OF_ZERO = np.uint64(0x9E3779B97F4A7C15)
 _U = np.uint64
+_HUGE_BYTES = 512
 
 
 def mix(bits: UInt64) -> UInt64:
@@ -130,6 +134,8 @@ def xxh64(
     with np.errstate(over="ignore"):
         starts = starts.astype(np.int64, copy=True)
         left = lengths.astype(np.int64, copy=True)
+        huge = np.flatnonzero(left > _HUGE_BYTES)
+        left[huge] = 0  # a word at a time of a few long strings would take NumPy long; the library hashes them below
         acc = np.full(starts.shape, seed + _P5, dtype=np.uint64)
         long = np.flatnonzero(left >= 32)
         if long.size:
@@ -160,6 +166,8 @@ def xxh64(
         acc ^= acc >> _U(29)
         acc *= _P3
         acc ^= acc >> _U(32)
+        for row in huge.tolist():
+            acc[row] = xxhash.xxh64_intdigest(data[starts[row] : starts[row] + lengths[row]].tobytes(), int(seed))
         return acc
 
 

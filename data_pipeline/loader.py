@@ -8,6 +8,7 @@ Shapes: B rows of a batch, N rows of a window, F1 single-valued features, L list
 """
 
 import concurrent.futures
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from data_pipeline.batch import Batch, Span
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset, Slice
 from data_pipeline.encode import Encoder, Lists, Rows
-from data_pipeline.errors import ChangedError, DataError
+from data_pipeline.errors import UnreadableError
 from data_pipeline.fitted import Fitted
 from data_pipeline.quarantine import BadRows
 from data_pipeline.reader import RowGroups
@@ -265,9 +266,9 @@ class Loader:
         for block, part in enumerate(fresh):
             at = slice(base, base + part.num_rows)
             base = at.stop
-            columns = self._read(part)
+            columns = self._read(part, rows, at, block)
             if columns is None:
-                self._encoder.leave_out(rows, at, block)
+                pass
             elif self._threads > 1 and part.num_rows >= _PARALLEL_ROWS:
                 encoded.append((part, columns, self._submit(self._encoder.encode, columns, rows, at, block)))
             else:
@@ -322,16 +323,46 @@ class Loader:
         good_N = np.flatnonzero(~rows.bad_N[order_N])
         return Window(rows, order_N, owner_N, slices, next_row, good_N)
 
-    def _read(self, part: Part) -> dict[str, pa.Array] | None:
-        """Columns of a block; None if they cannot be read and the job leaves such files out."""
+    def _read(self, part: Part, rows: Rows, at: slice, block: int) -> dict[str, pa.Array] | None:
+        """Columns of a block. None if there is nothing left to do: its rows were so large that they were encoded piece
+        by piece, or they cannot be read and the job leaves such files out.
+        """
         try:
-            return self._readers.read(part.slice, part.start, part.num_rows)
-        except DataError as error:
-            if self._config.on_bad_file == "fail" or isinstance(error, ChangedError):
+            pieces = self._readers.pieces(part.slice, part.start, part.num_rows)
+            start, num_rows, columns = next(pieces)
+            if num_rows == part.num_rows:
+                pieces.close()
+                return columns
+            self._encode_pieces(part, itertools.chain([(start, num_rows, columns)], pieces), rows, at, block)
+        except UnreadableError as error:
+            if self._config.on_bad_file == "fail":
                 raise
             self.unreadable.setdefault(self._dataset.files[part.slice.file].source.name, str(error))
             self.counters["unreadable_rows"] += part.num_rows
-            return None
+            self._encoder.leave_out(rows, at, block)
+        return None
+
+    def _encode_pieces(
+        self, part: Part, pieces: Iterable[tuple[int, int, dict[str, pa.Array]]], rows: Rows, at: slice, block: int
+    ) -> None:
+        """Encodes a block of which not all columns fit into memory at a time."""
+        lists: dict[str, list[Lists]] = {name: [] for name in rows.lists}
+        bad: list[tuple[dict[str, pa.Array], dict[int, str]]] = []
+        for start, num_rows, columns in pieces:
+            before = start - part.start
+            reasons = self._encoder.encode(columns, rows, slice(at.start + before, at.start + before + num_rows), block)
+            for name, blocks in rows.lists.items():
+                lists[name].append(blocks[block])
+            if reasons:
+                picked = self._bad_rows.pick(columns, reasons)
+                bad.append((picked, {before + row: why for row, why in reasons.items()}))
+        for name, several in lists.items():
+            rows.lists[name][block] = _join(several)
+        if bad:
+            together = {name: pa.chunked_array([columns[name] for columns, _ in bad]) for name in bad[0][0]}
+            everything = {row: why for _, reasons in bad for row, why in reasons.items()}
+            self._bad_rows.judge_picked(self._dataset, part.slice, part.start, part.num_rows, together, everything)
+            self.counters["bad_rows"] += len(everything)
 
     def _judge_next(
         self, encoded: deque[tuple[Part, dict[str, pa.Array], "concurrent.futures.Future[dict[int, str]]"]]
@@ -366,4 +397,6 @@ def _join(blocks: list[Lists]) -> Lists:
         return blocks[0]
     offsets = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(b.offsets) for b in blocks]))])
     weights = [b.weights for b in blocks if b.weights is not None]
-    return Lists(np.concatenate([b.keys for b in blocks]), offsets, np.concatenate(weights) if weights else None)
+    num_truncated = sum(b.num_truncated for b in blocks)
+    keys = np.concatenate([b.keys for b in blocks])
+    return Lists(keys, offsets, np.concatenate(weights) if weights else None, num_truncated)

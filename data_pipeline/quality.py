@@ -5,6 +5,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,16 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from datasketches import hll_sketch
 
+from data_pipeline import arrays, schema
+from data_pipeline.arrays import Decimals, is_text, list_parts, nulls, plain, ragged, text_of
 from data_pipeline.config import DataConfig, SparseFeature
 from data_pipeline.dataset import Dataset, Slice
-from data_pipeline.encode import Encoder, Rows
+from data_pipeline.encode import Encoder, Rows, numbers
 from data_pipeline.errors import ChangedError, DataError
 from data_pipeline.fitted import Fitted
 from data_pipeline.reader import RowGroups
 from data_pipeline.schema import columns_needed
+from data_pipeline.sources import SourceFile
 
 _BLOCK_ROWS = 16384
 _HLL_LG_K = 12
@@ -112,8 +116,11 @@ class Quality:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         content = asdict(self)
-        for plain, file in zip(content["files"], self.files, strict=True):
-            plain["rate"] = file.rate
+        for dense in content["dense"]:  # JSON has no word for infinity
+            for name in ("smallest", "largest", "mean"):
+                dense[name] = dense[name] if dense[name] is not None and math.isfinite(dense[name]) else None
+        for entry, file in zip(content["files"], self.files, strict=True):
+            entry["rate"] = file.rate
         return content
 
 
@@ -149,30 +156,19 @@ class _Feature:
             self.sketch.update(key)
         if array is None or self.feature.cross:
             return
-        if pat.is_list(array.type) or pat.is_large_list(array.type) or pat.is_fixed_size_list(array.type):
-            array = array.flatten()
-        if pat.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        if pat.is_null(array.type) or len(array) == 0:
+        values, starts, lengths = list_parts(array)
+        if len(values) != len(array):
+            values = values.take(pa.array(ragged(starts, lengths)[1]))
+        if pat.is_null(values.type) or values.null_count == len(values):
             return
-        if pat.is_timestamp(array.type):
-            array = array.cast(pa.timestamp("us"), safe=False)  # nanoseconds as Python values would need pandas
-        if not (pat.is_boolean(array.type) or pat.is_binary(array.type) or pat.is_large_binary(array.type)):
-            ends = pc.min_max(array).as_py()
-            self._range(ends["min"], ends["max"])
-        found = pc.value_counts(array.drop_null())
-        order = pc.array_sort_indices(found.field("counts"), order="descending")[:_KEPT]
-        for item in found.take(order).to_pylist():
-            self.values[_text(item["values"])] += item["counts"]
+        for value, text, count in _words(values):
+            self.values[text] += count
+            if self._low is None or value < self._low:
+                self._low, self.report.smallest = value, text
+            if self._high is None or value > self._high:
+                self._high, self.report.largest = value, text
         if len(self.values) > 50 * _KEPT:
             self.values = Counter(dict(self.values.most_common(10 * _KEPT)))
-
-    def _range(self, low: Any, high: Any) -> None:
-        if low is None:
-            return
-        self._low = low if self._low is None else min(low, self._low)
-        self._high = high if self._high is None else max(high, self._high)
-        self.report.smallest, self.report.largest = _text(self._low), _text(self._high)
 
     def finish(self) -> FeatureReport:
         report = self.report
@@ -182,8 +178,50 @@ class _Feature:
         return report
 
 
-def _text(value: Any) -> str:
-    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+Words = list[tuple[Any, str, int]]
+"""Values of a column: something that orders them among all of their kind, their text, how often they occur."""
+
+
+def _words(array: pa.Array) -> Words:
+    """Of the values of a simple array that is not all null: the smallest, the largest and the most frequent."""
+    if pat.is_dictionary(array.type) and not is_text(array.dictionary.type):
+        array = plain(array)
+    gaps = nulls(array)
+    rows = np.arange(len(array)) if gaps is None else np.flatnonzero(~gaps)
+    if pat.is_dictionary(array.type) or is_text(array.type):
+        return _distinct_texts(array, rows)
+    if pat.is_decimal(array.type):
+        values, scale = Decimals(array), array.type.scale
+        unscaled = Counter(values.unscaled(row) for row in rows.tolist())
+        chosen = {min(unscaled), max(unscaled), *(number for number, _ in unscaled.most_common(_KEPT))}
+        return [
+            (Fraction(number) / Fraction(10) ** scale, _short(arrays.decimal_text(number, scale)), unscaled[number])
+            for number in chosen
+        ]
+    is_clock = pat.is_time(array.type) or pat.is_timestamp(array.type)
+    stored = arrays.raw(array, arrays.numpy_dtype(array.type)) if is_clock else arrays.integers(array)
+    used, at, counts = np.unique(stored[rows], return_index=True, return_counts=True)
+    order = {0, used.size - 1, *np.argsort(-counts, kind="stable")[:_KEPT].tolist()}
+    unit = arrays.UNITS[array.type.unit] if is_clock else 1
+    return [
+        (int(used[place]) * unit, _short(text_of(array, int(rows[at[place]]))), int(counts[place])) for place in order
+    ]
+
+
+def _distinct_texts(array: pa.Array, rows: npt.NDArray[Any]) -> Words:
+    """The same of text; whether its bytes are UTF-8 is not asked."""
+    if not pat.is_dictionary(array.type):
+        array = array.cast(pa.large_binary()).dictionary_encode()
+    used, counts = np.unique(arrays.integers(array.indices)[rows], return_counts=True)
+    words = array.dictionary.take(pa.array(used)).cast(pa.large_binary())
+    ends = [pc.index(words, end).as_py() for end in pc.min_max(words).values()]
+    order = {*ends, *np.argsort(-counts, kind="stable")[:_KEPT].tolist()}
+    return [(words[place].as_py(), _short(text_of(words, place)), int(counts[place])) for place in order]
+
+
+def _short(text: str | None) -> str:
+    """A value for a table of a report: printable, on one line, not too long."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text or "")
     return text if len(text) <= 40 else text[:37] + "..."
 
 
@@ -191,10 +229,14 @@ def check(
     dataset: Dataset,
     config: DataConfig,
     *,
+    evaluation: Dataset | None = None,
     sample_rows: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Quality:
-    """Reads all rows, or slices at even distances with about `sample_rows` rows. Bad rows and files become findings."""
+    """Reads all rows, or slices at even distances with about `sample_rows` rows. Bad rows and files become findings.
+
+    Of the `evaluation` data nothing is read, but files that are as large as one of the training data.
+    """
     encoder = Encoder(config, Fitted.load(config) if config.fitted is not None else Fitted({}, {}, {}, {}))
     features = [_Feature(f) for f in config.sparse]
     dense = {c: DenseReport(c) for c in config.dense_columns}
@@ -216,9 +258,9 @@ def check(
         for piece in slices:
             try:
                 for start in range(0, piece.num_rows, _BLOCK_ROWS):
-                    num_rows = min(_BLOCK_ROWS, piece.num_rows - start)
-                    columns = readers.read(piece, start, num_rows)
-                    _block(encoder, config, piece, start, num_rows, columns, features, dense, sums, quality, bad)
+                    asked = min(_BLOCK_ROWS, piece.num_rows - start)
+                    for first, num_rows, columns in readers.pieces(piece, start, asked):
+                        _block(encoder, config, piece, first, num_rows, columns, features, dense, sums, quality, bad)
             except ChangedError:
                 raise
             except DataError as error:
@@ -240,6 +282,9 @@ def check(
         target = quality.errors if config.on_bad_row == "fail" else quality.warnings
         target.append(f"{count:,} rows: {why} (first: {example})")
     _findings(quality, dataset, config)
+    quality.warnings += warnings(dataset, evaluation)
+    if evaluation is not None:
+        quality.warnings += _copies(dataset, evaluation)
     return quality
 
 
@@ -286,20 +331,16 @@ def _block(
         if name not in columns:
             report.null_rows += num_rows
             continue
-        array = columns[name]
-        if (
-            pat.is_decimal(array.type)
-            or pat.is_boolean(array.type)
-            or pat.is_null(array.type)
-            or pat.is_float16(array.type)
-        ):
-            array = array.cast(pa.float64() if not pat.is_boolean(array.type) else pa.uint8())
-        report.null_rows += array.null_count
-        ends = pc.min_max(array).as_py()
-        if ends["min"] is not None:
-            report.smallest = ends["min"] if report.smallest is None else min(report.smallest, ends["min"])
-            report.largest = ends["max"] if report.largest is None else max(report.largest, ends["max"])
-            sums[name] += float(pc.sum(array.cast(pa.float64(), safe=False)).as_py())
+        values, gaps = numbers(columns[name])
+        values = values.astype(np.float64)
+        values = values if gaps is None else values[~gaps]
+        report.null_rows += num_rows - values.size
+        if values.size:
+            low, high = float(values.min()), float(values.max())
+            report.smallest = low if report.smallest is None else min(report.smallest, low)
+            report.largest = high if report.largest is None else max(report.largest, high)
+            with np.errstate(over="ignore", invalid="ignore"):
+                sums[name] += float(values.sum())
 
 
 def _findings(quality: Quality, dataset: Dataset, config: DataConfig) -> None:
@@ -363,24 +404,51 @@ def _feature_findings(quality: Quality) -> None:
             warn(f"dense column {number.name}: it has one value only")
 
 
-def duplicates(dataset: Dataset) -> list[tuple[str, str]]:
-    """Pairs of files with the same bytes. Only files of equal size and rows are read."""
-    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for number, file in enumerate(dataset.files):
-        groups[file.source.size, file.num_rows].append(number)
+def warnings(dataset: Dataset, evaluation: Dataset | None) -> list[str]:
+    """What deserves a look and can be told from names and footers."""
+    found = schema.mixed_spaces(dataset.types_by_column(), dataset.config)
+    shared = evaluation.files_shared_with(dataset) if evaluation is not None else []
+    if evaluation is not None and shared:
+        found.append(
+            f"{len(shared):,} of {len(evaluation.files):,} evaluation files are training files, too, such as "
+            f"{shared[0]}: what is evaluated has been trained. Keep the files of data.eval out of data.train"
+        )
+    return found
+
+
+def _copies(dataset: Dataset, evaluation: Dataset) -> list[str]:
+    """Warnings of evaluation files that are copies of training files."""
+    shared = set(evaluation.files_shared_with(dataset))
+    return [
+        f"{copy} (data.eval): has the same content as {trained} (data.train)"
+        for trained, copy in duplicates(dataset, evaluation)
+        if copy not in shared
+    ]
+
+
+def duplicates(dataset: Dataset, other: Dataset | None = None) -> list[tuple[str, str]]:
+    """Pairs of files with the same bytes, within a dataset or between it and another. Only files of equal size and rows
+    are read.
+    """
+    groups: dict[tuple[int, int], list[tuple[SourceFile, bool]]] = defaultdict(list)
+    for is_other, files in ((False, dataset.files), (True, other.files if other is not None else ())):
+        for file in files:
+            groups[file.source.size, file.num_rows].append((file.source, is_other))
     found: list[tuple[str, str]] = []
     for members in groups.values():
-        if len(members) == 1:
+        if len(members) == 1 or (other is not None and not any(is_other for _, is_other in members)):
             continue
         seen: dict[str, str] = {}
-        for number in members:
-            source = dataset.files[number].source
+        for source, is_other in members:
             digest = hashlib.sha256()
             with source.filesystem.open_input_stream(source.path) as stream:
                 while chunk := stream.read(1 << 20):
                     digest.update(chunk)
-            first = seen.setdefault(digest.hexdigest(), source.name)
-            if first != source.name:
+            if is_other:
+                first = seen.get(digest.hexdigest(), source.name)
+            else:
+                first = seen.setdefault(digest.hexdigest(), source.name)
+            if first != source.name and is_other == (other is not None):
                 found.append((first, source.name))
     return found
 

@@ -1,11 +1,13 @@
 """What happens to bad rows: the job stops, or they are left out, or also kept for a person to look at."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_pipeline.arrays import simple
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset, Slice
 from data_pipeline.errors import DataError
@@ -35,8 +37,26 @@ class BadRows:
 
         Raises DataError, which names the first, unless bad rows are to be left out.
         """
-        if not reasons:
-            return
+        if reasons:
+            self.judge_picked(dataset, piece, start, num_rows, self.pick(columns, reasons), reasons)
+
+    def pick(self, columns: Mapping[str, pa.Array], reasons: Mapping[int, str]) -> dict[str, pa.Array]:
+        """What is kept of columns: the bad rows where they go to quarantine, else nothing."""
+        if self._quarantine is None:
+            return {}
+        rows = pa.array(sorted(reasons), pa.int64())
+        return {name: simple(array).take(rows) for name, array in columns.items()}
+
+    def judge_picked(
+        self,
+        dataset: Dataset,
+        piece: Slice,
+        start: int,
+        num_rows: int,
+        picked: Mapping[str, pa.Array | pa.ChunkedArray],
+        reasons: Mapping[int, str],
+    ) -> None:
+        """As `judge`, with columns that hold the bad rows alone, in the order of their positions."""
         file = dataset.files[piece.file]
         first = sum(g.num_rows for g in file.row_groups[: piece.row_group]) + piece.row_start + start
         if self._policy == "fail":
@@ -46,7 +66,7 @@ class BadRows:
                 "unusable (data.on_bad_row: skip or quarantine leaves them out)"
             )
         if self._quarantine is not None:
-            self._quarantine.add(file.source, first, columns, reasons)
+            self._quarantine.add(file.source, first, picked, reasons)
 
 
 class Quarantine:
@@ -59,10 +79,16 @@ class Quarantine:
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
 
-    def add(self, source: SourceFile, first_row: int, columns: dict[str, pa.Array], reasons: dict[int, str]) -> None:
+    def add(
+        self,
+        source: SourceFile,
+        first_row: int,
+        picked: Mapping[str, pa.Array | pa.ChunkedArray],
+        reasons: Mapping[int, str],
+    ) -> None:
         """Writes rows `reasons` of a block whose first row is row `first_row` of the file."""
         rows = sorted(reasons)
-        chosen = {name: array.take(pa.array(rows)) for name, array in columns.items()}
+        chosen = dict(picked)
         chosen["_file"] = pa.array([source.name] * len(rows))
         chosen["_row"] = pa.array([first_row + r for r in rows], pa.int64())
         chosen["_reason"] = pa.array([reasons[r] for r in rows])

@@ -2,71 +2,108 @@
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
+import pyarrow.types as pat
 
+from data_pipeline.arrays import is_list
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import DataFile, Dataset, Slice
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, UnreadableError
 from data_pipeline.patience import UNREADABLE, read_patiently
 from data_pipeline.schema import columns_needed
 from data_pipeline.sources import DataReader
 
 _STREAM_ROWS = 4096
+_PROBE_ROWS = 64
+"""Rows of the first batch where only decoding tells how large rows are (text and lists can be stored in next to no
+bytes); batches then grow with what was seen."""
+_MOST_UNEVEN_ROWS = 1024
+"""Rows of a batch of such columns: if rows suddenly are large, so many of them are decoded before that shows."""
+_LEAST_PIECE_BYTES = 1 << 20
+_TABLE_SHARE = 8
+"""A row group that is kept whole takes at most this part of the memory."""
 
 
 class RowGroups:
-    """Open row groups. Small ones are kept whole; large ones are streams, read on from where they are."""
+    """Open row groups. Small ones are kept whole; large ones are streams, read on from where they are.
+
+    What is small is decided by decoded bytes: a few kilobytes of a file can be gigabytes of text.
+    """
 
     def __init__(self, dataset: Dataset, config: DataConfig, most_streams: int) -> None:
         self._dataset = dataset
         self._columns = tuple(dict.fromkeys((*columns_needed(config), *dataset.carried)))
         self._memory_bytes = config.memory_bytes
         self._most_streams = most_streams
+        self._piece_bytes = max(_LEAST_PIECE_BYTES, config.memory_bytes // (4 * most_streams))
+        self._table_limit = max(self._piece_bytes, config.memory_bytes // _TABLE_SHARE)
+        self._large: set[tuple[int, int]] = set()
+        """Row groups that looked small and are not."""
         self._tables: OrderedDict[tuple[int, int], tuple[pa.Table, int]] = OrderedDict()
         self._table_bytes = 0
         self._streams: list[_Stream] = []
         self.rows_decoded = 0
 
-    def read(self, piece: Slice, start: int, num_rows: int) -> dict[str, pa.Array]:
-        """Columns of rows `start` to `start + num_rows` of a slice."""
+    def pieces(
+        self, piece: Slice, start: int, num_rows: int
+    ) -> Generator[tuple[int, int, dict[str, pa.Array]], None, None]:
+        """Rows `start` to `start + num_rows` of a slice, as (first row, rows, columns) one after the other.
+
+        Usually in one piece; in several where the rows are so large that they would take too much memory together.
+        """
         file = self._dataset.files[piece.file]
-        first = piece.row_start + start
+        first, end = piece.row_start + start, piece.row_start + start + num_rows
         if file.row_groups[piece.row_group].is_small(len(self._columns)):
-            table = self._table(file, piece, num_rows).slice(first, num_rows)
-        else:
-            stream = self._stream(file, piece, first)
-            self.rows_decoded += first + num_rows - stream.position
-            table = stream.read(first, num_rows)
-            stream.serves = piece.index if start + num_rows < piece.num_rows else None
-            if stream.position == stream.num_rows:
-                self._streams.remove(stream)
-                stream.close()
+            table = self._table(file, piece, num_rows)
+            if table is not None:
+                yield start, num_rows, self._columns_of(file, table.slice(first, num_rows))
+                return
+        stream = self._stream(file, piece, first)
+        self.rows_decoded += end - stream.position
+        while first < end:
+            got = stream.read(first, end - first, self._piece_bytes)
+            if first + got.num_rows == end:
+                stream.serves = piece.index if start + num_rows < piece.num_rows else None
+                if stream.position == stream.num_rows:
+                    self._streams.remove(stream)
+                    stream.close()
+            yield first - piece.row_start, got.num_rows, self._columns_of(file, got)
+            first += got.num_rows
+
+    def _columns_of(self, file: DataFile, table: pa.Table) -> dict[str, pa.Array]:
         result = {name: _one_chunk(table.column(name)) for name in table.column_names}
         for column, value in file.source.partitions:
             if column in file.columns:
-                result[column] = pa.repeat(pa.scalar(value, pa.string()), num_rows)
+                result[column] = pa.repeat(pa.scalar(value, pa.string()), table.num_rows)
         return result
 
     def _physical(self, file: DataFile) -> list[str]:
         partitions = {k for k, _ in file.source.partitions}
         return [c for c in self._columns if c in file.columns and c not in partitions]
 
-    def _table(self, file: DataFile, piece: Slice, num_rows: int) -> pa.Table:
-        """A small row group, whole. It is forgotten once all of its rows were asked for."""
+    def _table(self, file: DataFile, piece: Slice, num_rows: int) -> pa.Table | None:
+        """A small row group, whole. It is forgotten once all of its rows were asked for. None if it turns out large."""
         key = (piece.file, piece.row_group)
+        if key in self._large:
+            return None
         if key in self._tables:
             table, served = self._tables.pop(key)
             self._table_bytes -= table.nbytes
         else:
-            stream = _Stream(file, piece.row_group, self._physical(file), 1 << 20)
+            stream = _Stream(file, piece.row_group, self._physical(file), 1 << 20, self._table_limit)
             try:
-                table, served = stream.read(0, stream.num_rows).combine_chunks(), 0
+                table, served = stream.read(0, stream.num_rows, self._table_limit), 0
+                self.rows_decoded += table.num_rows
+                if table.num_rows < stream.num_rows:
+                    self._large.add(key)
+                    return None
+                with stream.named_errors():
+                    table = table.combine_chunks()
             finally:
                 stream.close()
-            self.rows_decoded += table.num_rows
         if served + num_rows < table.num_rows:
             self._tables[key] = (table, served + num_rows)
             self._table_bytes += table.nbytes
@@ -84,7 +121,7 @@ class RowGroups:
         elif idle:
             stream = max(idle, key=lambda s: s.position)
         else:
-            stream = _Stream(file, piece.row_group, self._physical(file), _STREAM_ROWS)
+            stream = _Stream(file, piece.row_group, self._physical(file), _STREAM_ROWS, self._piece_bytes)
             while len(self._streams) >= self._most_streams:
                 old = next((s for s in self._streams if s.serves is None), self._streams[0])
                 self._streams.remove(old)
@@ -108,7 +145,12 @@ class _Stream:
     error. A failure that may pass is tried again, from the start of the row group.
     """
 
-    def __init__(self, file: DataFile, row_group: int, columns: list[str], batch_rows: int) -> None:
+    def __init__(self, file: DataFile, row_group: int, columns: list[str], most_rows: int, batch_bytes: int) -> None:
+        self._batch_bytes = batch_bytes
+        row_bytes = _row_bytes(file.columns[c].type for c in columns)
+        self._is_even = row_bytes is not None
+        self._most_rows = most_rows if self._is_even else min(most_rows, _MOST_UNEVEN_ROWS)
+        batch_rows = self._fitting(row_bytes) if row_bytes is not None else min(_PROBE_ROWS, self._most_rows)
         self.file = file
         self.row_group = row_group
         self.num_rows = file.row_groups[row_group].num_rows
@@ -122,7 +164,7 @@ class _Stream:
         self._num_read = 0
         self._failure: DataError | None = None
         if columns:
-            with self._named_errors():
+            with self.named_errors():
                 read_patiently(self._name, self._open)
         else:
             nothing = pa.RecordBatch.from_struct_array(pa.array([{}] * self.num_rows, pa.struct([])))
@@ -156,10 +198,14 @@ class _Stream:
             self.close()
             raise
         self._num_read += batch.num_rows if batch is not None else 0
+        if batch is not None and not self._is_even and self._reader is not None:
+            rows = self._fitting(_decoded_bytes(batch) / max(1, batch.num_rows))
+            self._batch_rows = max(1, min(rows, self._num_read & -self._num_read))
+            self._reader.set_batch_rows(self._batch_rows)
         return batch
 
     @contextmanager
-    def _named_errors(self) -> Iterator[None]:
+    def named_errors(self) -> Iterator[None]:
         if self._failure is not None:  # no need to decode up to there again
             raise self._failure
         try:
@@ -168,18 +214,24 @@ class _Stream:
             self._failure = error
             raise
         except UNREADABLE as error:
-            self._failure = DataError(f"{self._name} cannot be read: {error}")
+            self._failure = UnreadableError(f"{self._name} cannot be read: {error}")
             raise self._failure from error
 
-    def read(self, first: int, num_rows: int) -> pa.Table:
-        """Rows from `first` on, which must not lie before `position`."""
+    def _fitting(self, row_bytes: float) -> int:
+        """Rows of a batch: a power of two, so that blocks, which are, too, are whole batches and nothing is copied."""
+        rows = min(self._most_rows, self._batch_bytes // max(1, int(row_bytes)))
+        return 1 << (max(1, rows).bit_length() - 1)
+
+    def read(self, first: int, num_rows: int, most_bytes: int) -> pa.Table:
+        """Rows from `first` on, which must not lie before `position`; fewer (but some) if they exceed `most_bytes`."""
         got: list[pa.RecordBatch] = []
-        while num_rows > 0:
+        num_bytes = 0
+        while num_rows > 0 and num_bytes < most_bytes:
             if self._held is None or self._held.num_rows == 0:
-                with self._named_errors():
+                with self.named_errors():
                     self._held = read_patiently(self._name, self._next)
                 if self._held is None:
-                    raise DataError(
+                    raise UnreadableError(
                         f"{self.file.source.name}: row group {self.row_group} promises {self.num_rows} "
                         f"rows and holds {self.position}"
                     )
@@ -188,6 +240,7 @@ class _Stream:
             take = min(num_rows, self._held.num_rows - skip)
             if take:
                 got.append(self._held.slice(skip, take))
+                num_bytes += _decoded_bytes(got[-1])
             self._held = self._held.slice(skip + take)
             self.position += skip + take
             first += take
@@ -199,3 +252,26 @@ class _Stream:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+
+def _row_bytes(types: Iterable[pa.DataType]) -> int | None:
+    """Decoded bytes of a row of these columns; None if only decoding tells."""
+    total = 0
+    for kind in types:
+        if pat.is_dictionary(kind):
+            return None
+        try:
+            total += 0 if pat.is_null(kind) else (kind.bit_width + 7) // 8
+        except ValueError:  # text and lists, of any size
+            return None
+    return total
+
+
+def _decoded_bytes(batch: pa.RecordBatch) -> int:
+    """Bytes that grow with the rows: words of dictionaries, which all batches of a row group share, do not."""
+    total: int = batch.nbytes
+    for column in batch.columns:
+        inner = column.values if is_list(column.type) else column
+        if pat.is_dictionary(inner.type):
+            total -= inner.dictionary.nbytes
+    return total

@@ -22,7 +22,7 @@ from data_pipeline.batch import Batch
 from data_pipeline.config import DataConfig, Shuffle
 from data_pipeline.dataset import Dataset, Slice
 from data_pipeline.encode import Encoder, Rows
-from data_pipeline.errors import ChangedError, DataError
+from data_pipeline.errors import UnreadableError
 from data_pipeline.fitted import Fitted
 from data_pipeline.quarantine import BadRows
 from data_pipeline.reader import RowGroups
@@ -91,26 +91,29 @@ class Blocks:
         self.close()
 
     def _produce(self) -> Iterator[Block]:
-        working: deque[tuple[Slice, dict[str, pa.Array], concurrent.futures.Future[Block]]] = deque()
+        working: deque[tuple[Slice, int, dict[str, pa.Array], concurrent.futures.Future[Block]]] = deque()
         limit = min(self._config.prefetch_batches, 2 * max(1, self._config.threads))
         for piece in self._dataset.slices(self._config.batch_rows):
-            columns = self._read(piece)
-            if columns is not None:
-                working.append((piece, columns, self._pool.submit(self._encode, columns, piece.num_rows)))
-            if len(working) > limit:
-                yield self._judged(*working.popleft())
+            for start, num_rows, columns in self._read(piece):
+                future = self._pool.submit(self._encode, columns, num_rows)
+                working.append((piece, start, columns, future))
+                if len(working) > limit:
+                    yield self._judged(*working.popleft())
         while working:
             yield self._judged(*working.popleft())
 
-    def _read(self, piece: Slice) -> dict[str, pa.Array] | None:
+    def _read(self, piece: Slice) -> Iterator[tuple[int, int, dict[str, pa.Array]]]:
+        """The rows of a slice: usually all at once, large ones in several pieces."""
+        done = 0
         try:
-            return self._readers.read(piece, 0, piece.num_rows)
-        except DataError as error:
-            if self._config.on_bad_file == "fail" or isinstance(error, ChangedError):
+            for start, num_rows, columns in self._readers.pieces(piece, 0, piece.num_rows):
+                yield start, num_rows, columns
+                done += num_rows
+        except UnreadableError as error:
+            if self._config.on_bad_file == "fail":
                 raise
             self.unreadable.setdefault(self._dataset.files[piece.file].source.name, str(error))
-            self.num_unreadable_rows += piece.num_rows
-            return None
+            self.num_unreadable_rows += piece.num_rows - done
 
     def _encode(self, columns: dict[str, pa.Array], num_rows: int) -> Block:
         rows = Rows.empty(self._config, num_rows)
@@ -119,8 +122,10 @@ class Blocks:
         batch = assemble(self._config, [(rows, np.flatnonzero(usable_N))], num_skipped=len(reasons))
         return Block(batch, usable_N, reasons, {name: columns[name] for name in self._dataset.carried})
 
-    def _judged(self, piece: Slice, columns: dict[str, pa.Array], working: concurrent.futures.Future[Block]) -> Block:
+    def _judged(
+        self, piece: Slice, start: int, columns: dict[str, pa.Array], working: concurrent.futures.Future[Block]
+    ) -> Block:
         block = working.result()
         needed = {name: columns[name] for name in columns_needed(self._config) if name in columns}
-        self._bad_rows.judge(self._dataset, piece, 0, piece.num_rows, needed, dict(block.reasons))
+        self._bad_rows.judge(self._dataset, piece, start, block.num_rows, needed, dict(block.reasons))
         return block

@@ -36,7 +36,7 @@ class ColumnKind(_Described):
 
     kind: str
     """Equal values of one kind get one key: `integer` (also booleans and decimals), `string`, `date`, `time`,
-    `timestamp`. What the feature's `type` declares, or else what the files hold."""
+    `timestamp`, `uuid`. What the feature's `type` declares, or else what the files hold."""
 
     type: str
     """The column's type in `file`; empty where only the declared type is known."""

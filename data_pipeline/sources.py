@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from data_pipeline.errors import ChangedError, DataError
-from data_pipeline.patience import read_patiently
+from data_pipeline.patience import passes, read_patiently
 
 _DATA_SUFFIXES = (".parquet", ".parq", ".pq")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -37,12 +37,26 @@ class SourceFile:
     relative: str
     size: int
     partitions: tuple[tuple[str, str | None], ...] = ()
+    """Columns from folders `key=value` below the path that was given."""
     uri_prefix: str = ""
+    above: tuple[tuple[str, str | None], ...] = ()
+    """The same of folders above it. They give no columns: who reads one day's folder does not mean the day."""
 
     @property
     def name(self) -> str:
         """How messages call the file."""
         return self.uri_prefix + self.path
+
+    @property
+    def identity(self) -> tuple[int, int] | str:
+        """What two names of one file have in common, symbolic and hard links included."""
+        if not self.is_local:
+            return self.name
+        try:
+            status = Path(self.path).stat()
+        except OSError:
+            return self.name
+        return status.st_dev, status.st_ino
 
     @property
     def is_local(self) -> bool:
@@ -111,6 +125,10 @@ class DataReader:
     def batches(self, batch_rows: int, row_group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """The row group from its start."""
         yield from self.parquet.iter_batches(batch_rows, row_groups=[row_group], columns=columns, use_threads=False)
+
+    def set_batch_rows(self, batch_rows: int) -> None:
+        """Rows of the batches that are still to come."""
+        self.parquet.reader.set_batch_size(batch_rows)
 
     def check_unchanged(self) -> None:
         """Raises ChangedError if the file was written to, or replaced, since it was opened. For what is read for long;
@@ -234,13 +252,35 @@ def _partitions(relative: str, hive: bool) -> tuple[tuple[str, str | None], ...]
     return tuple(pairs)
 
 
-def _refuse_table_format(root: str, names: Iterable[str]) -> None:
-    if "_delta_log" in names:
-        raise DataError(
-            f"{root}: this is a Delta Lake table; its folder also holds files of older versions. "
-            "Export the version you want to plain "
-            "Parquet (deltalake: DeltaTable(path).to_pyarrow_dataset()), or give its current files one by one"
-        )
+_DELTA, _HUDI, _ICEBERG = "_delta_log", ".hoodie", "metadata"
+
+
+def _refuse_table(where: str, root: str, kind: str) -> None:
+    """Refuses a folder of a table format, whose files of older versions lie beside the current ones."""
+    name, remedy = {
+        _DELTA: ("a Delta Lake table", "deltalake: DeltaTable(path).to_pyarrow_dataset(); .file_uris() lists them"),
+        _HUDI: ("an Apache Hudi table", 'Spark: spark.read.format("hudi").load(path).write.parquet(...)'),
+        _ICEBERG: ("an Apache Iceberg table", "pyiceberg: table.scan().to_arrow(); table.inspect.files() lists them"),
+    }[kind]
+    raise DataError(
+        f"{where}: {'this is' if where == root else f'{root} is'} {name}; its folders also hold files of older "
+        "versions, whose rows would be read, too. Export the version you want to plain Parquet, or give its current "
+        f"files one by one ({remedy})"
+    )
+
+
+def _is_iceberg(names: Iterable[str]) -> bool:
+    """Whether the folder `metadata` with these files is that of an Iceberg table."""
+    return any(".metadata.json" in name or name == "version-hint.text" for name in names)
+
+
+def _refuse_table_folder(where: str, folder: Path) -> None:
+    for kind in (_DELTA, _HUDI):
+        if (folder / kind).is_dir():
+            _refuse_table(where, str(folder), kind)
+    metadata = folder / _ICEBERG
+    if metadata.is_dir() and _is_iceberg(member.name for member in metadata.iterdir()):
+        _refuse_table(where, str(folder), _ICEBERG)
 
 
 def _local(path: str, hive: bool) -> Iterator[tuple[str, SourceFile]]:
@@ -256,9 +296,18 @@ def _local(path: str, hive: bool) -> Iterator[tuple[str, SourceFile]]:
 
     def found(file: Path, root: Path) -> tuple[str, SourceFile]:
         relative = file.relative_to(root) if file != root else Path(file.name)
-        parts = _partitions(str(file.absolute()), hive)
-        return str(file.resolve()), SourceFile(filesystem, str(file), str(relative), file.stat().st_size, parts)
+        try:
+            str(file).encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{os.fsencode(file)!r}: the name is no UTF-8; rename the file or its folder") from None
+        below = _partitions(str(relative), hive)
+        above = _partitions(str(file.absolute()), hive)
+        above = above[: len(above) - len(below)]
+        size = file.stat().st_size
+        return str(file.resolve()), SourceFile(filesystem, str(file), str(relative), size, below, above=above)
 
+    for folder in _folders_to_ask(roots, base):
+        _refuse_table_folder(path, folder)
     for root in roots:
         if not root.exists():
             raise DataError(f"{root}: {'is a link whose target is gone' if _exists(root) else 'does not exist'}")
@@ -268,6 +317,12 @@ def _local(path: str, hive: bool) -> Iterator[tuple[str, SourceFile]]:
         elif base is None or not _hidden(root.name):
             for file in _walk(root, frozenset()):
                 yield found(file, base or root)
+
+
+def _folders_to_ask(roots: Iterable[Path], base: Path | None) -> list[Path]:
+    """Folders that may belong to a table: those given or matched, and all above. Not those of files given by name."""
+    given = [root if root.is_dir() else root.parent for root in roots if base is not None or root.is_dir()]
+    return list(dict.fromkeys(f for folder in given for f in (folder.absolute(), *folder.absolute().parents)))
 
 
 def _exists(path: Path) -> bool:
@@ -280,7 +335,7 @@ def _walk(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
     if real in above:
         raise DataError(f"{folder}: the link leads back to a folder that holds it")
     members = sorted(folder.iterdir())
-    _refuse_table_format(str(folder), (m.name for m in members))
+    _refuse_table_folder(str(folder), folder)
     for member in members:
         if member.is_dir():
             if not _hidden(member.name):
@@ -306,7 +361,8 @@ def _remote(uri: str, hive: bool) -> Iterator[tuple[str, SourceFile]]:
         infos = [info]
     else:
         infos = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
-    _refuse_table_format(uri, {part for i in infos for part in i.path.split("/")})
+    if info.type != pafs.FileType.File:
+        _refuse_remote_table(uri, filesystem, root, infos)
     for info in infos:
         relative = info.path[len(root) :].lstrip("/") or info.path.rpartition("/")[2]
         inner = relative.split("/")
@@ -316,8 +372,42 @@ def _remote(uri: str, hive: bool) -> Iterator[tuple[str, SourceFile]]:
             continue
         if info.path != root and not _is_data(inner[-1]):
             continue
-        parts = _partitions(info.path, hive)
-        yield f"{scheme}://{info.path}", SourceFile(filesystem, info.path, relative, info.size, parts, f"{scheme}://")
+        below = _partitions(relative, hive)
+        above = _partitions(info.path, hive)
+        above = above[: len(above) - len(below)]
+        yield (
+            f"{scheme}://{info.path}",
+            SourceFile(filesystem, info.path, relative, info.size, below, f"{scheme}://", above),
+        )
+
+
+def _refuse_remote_table(uri: str, filesystem: pafs.FileSystem, root: str, infos: Iterable[pafs.FileInfo]) -> None:
+    """Looks for the folders of table formats among what was listed, and beside the folders above it."""
+    for info in infos:
+        folder, _, name = info.path.rpartition("/")
+        parts = info.path.split("/")
+        for kind in (_DELTA, _HUDI):
+            if kind in parts:
+                _refuse_table(uri, "/".join(parts[: parts.index(kind)]), kind)
+        if folder.endswith(f"/{_ICEBERG}") and _is_iceberg([name]):
+            _refuse_table(uri, folder.removesuffix(f"/{_ICEBERG}"), _ICEBERG)
+    parts = root.rstrip("/").split("/")
+    above = ["/".join(parts[:depth]) for depth in range(1, len(parts)) if parts[:depth] != [""]]
+    asked = [(folder, kind) for folder in above for kind in (_DELTA, _HUDI, _ICEBERG)]
+    try:
+        found = filesystem.get_file_info([f"{folder}/{kind}" for folder, kind in asked]) if asked else []
+        for (folder, kind), info in zip(asked, found, strict=True):
+            if info.type != pafs.FileType.Directory:
+                continue
+            if kind == _ICEBERG:
+                beside = filesystem.get_file_info(pafs.FileSelector(info.path))
+                if not _is_iceberg(i.base_name for i in beside):
+                    continue
+            _refuse_table(uri, folder, kind)
+    except (OSError, pa.ArrowException) as error:
+        if passes(error):
+            raise
+        return  # who may read the data need not be allowed to look above it
 
 
 def _matches(path: str, pattern: str) -> bool:

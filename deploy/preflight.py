@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from data_pipeline import quality
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
 from data_pipeline.days import Day, day_of, find_days, parse_days
@@ -33,12 +34,14 @@ class Preflight:
         train_rows: rows of the training data; None where the mode does not read it.
         eval_rows: rows of the evaluation data; None without any.
         skipped_files: why files were left out (`data.on_bad_file: skip`).
+        warnings: what deserves a look and does not stop the job, such as evaluation files that are trained, too.
     """
 
     paddle: str
     train_rows: int | None
     eval_rows: int | None
     skipped_files: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def check(
@@ -111,6 +114,7 @@ def check(
         train_rows=datasets["train"].num_rows if "train" in datasets else None,
         eval_rows=datasets["eval"].num_rows if "eval" in datasets else None,
         skipped_files=tuple(reason for dataset in datasets.values() for reason in dataset.skipped_files),
+        warnings=tuple(quality.warnings(datasets["train"], datasets.get("eval"))) if "train" in datasets else (),
     )
 
 

@@ -88,10 +88,11 @@ def check(
     data = config.data.model_copy(update={"on_bad_file": "skip"})
     with _progress("footers", "files") as tick:
         dataset = Dataset.open(data.train, data, require_fitted=False, on_progress=tick)
-        if data.eval:
-            dataset.agree_with(Dataset.open(data.eval, data, require_fitted=False))
+        evaluation = Dataset.open(data.eval, data, require_fitted=False) if data.eval else None
+        if evaluation is not None:
+            dataset.agree_with(evaluation)
     with _progress("rows") as tick:
-        found = quality.check(dataset, config.data, sample_rows=sample_rows, on_progress=tick)
+        found = quality.check(dataset, config.data, evaluation=evaluation, sample_rows=sample_rows, on_progress=tick)
     widths = {name: table.pull_width for name, table in config.tables.items()}
     quality.plan_capacity(found, config.data, widths, int(server_memory_gb * 1e9))
     if out is not None:
@@ -106,6 +107,7 @@ def check(
 def _report(found: "Quality") -> str:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     rate = "-" if found.label_rate is None else f"{found.label_rate:.4f}"
@@ -117,12 +119,11 @@ def _report(found: "Quality") -> str:
     for f in found.features:
         top = ", ".join(f"{value} {count / max(1, f.ids):.0%}" for value, count in f.top[:2])
         ends = (f.smallest or "", f.largest or "")
-        table.add_row(
-            f.name, f"{f.null_rows / max(1, f.rows):.1%}", f"{f.distinct:,.0f}", *ends, str(f.longest_list), top
-        )
+        cells = (f"{f.null_rows / max(1, f.rows):.1%}", f"{f.distinct:,.0f}", *ends, str(f.longest_list), top)
+        table.add_row(*map(Text, (f.name, *cells)))  # as text: a value such as "[/b]" is no markup
     for d in found.dense:
         numbers = ["" if v is None else f"{v:.4g}" for v in (d.smallest, d.largest)]
-        table.add_row(d.name, f"{d.null_rows / max(1, d.rows):.1%}", "(dense)", *numbers, "", "")
+        table.add_row(Text(d.name), f"{d.null_rows / max(1, d.rows):.1%}", "(dense)", *numbers, "", "")
     tables = Table(title=f"expected tables; servers needed: {found.servers}")
     for name in ("table", "keys", "floats a key", "server memory", "checkpoint"):
         tables.add_column(name, justify="left" if name == "table" else "right")

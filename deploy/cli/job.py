@@ -36,4 +36,5 @@ def check(job: JobFile, *, overrides: Overrides = (), json: Json = False) -> Non
     found = preflight.check(config)
     rows = f"{found.train_rows:,} training rows" + (f", {found.eval_rows:,} evaluation rows" if found.eval_rows else "")
     left_out = "".join(f"\nleft out: {reason}" for reason in found.skipped_files)
+    left_out += "".join(f"\nwarning: {warning}" for warning in found.warnings)
     answer(vars(found), json=json, text=lambda: f"{config.name} can run: {rows}, {found.paddle}{left_out}")

@@ -1,5 +1,6 @@
 """``paddlewheel train`` and ``paddlewheel evaluate``: a whole job on this machine."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -104,7 +105,9 @@ def _run(
     from deploy import preflight
     from deploy.launcher import run_local
 
-    preflight.check(job, mode, here=hosts is None, restore=restore, resume=resume)
+    found = preflight.check(job, mode, here=hosts is None, restore=restore, resume=resume)
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     outcome = run_local(job, mode, restore=restore, resume=resume, hosts=hosts)
     answer(outcome.to_json(), json=json, text=outcome.summary)
     return outcome.exit_code

@@ -307,3 +307,179 @@ def test_three_thousand_files_are_checked_in_seconds(tmp_path):
     assert ticks[0] == (1, 3000)
     assert ticks[-1] == (3000, 3000)
     assert np.all(np.diff([t[0] for t in ticks]) >= 0)
+
+
+def test_case_variants_of_columns_that_the_job_does_not_read_are_taken(tmp_path):
+    write(tmp_path / "a.parquet", {"click": [1], "v": [1], "note": [1], "Note": [2]})
+    assert Dataset.open(str(tmp_path), CONFIG).num_rows == 1
+    with pytest.raises(DataError, match="'note' and 'Note' differ in nothing but case, and the job reads 'Note'"):
+        Dataset.open(str(tmp_path), DataConfig(labels="click", sparse=[{"name": "Note"}]))
+
+
+def test_two_columns_of_one_name_are_refused_only_if_the_job_reads_them(tmp_path):
+    kinds = [("click", pa.int8()), ("v", pa.int64()), ("x", pa.int64()), ("x", pa.int64())]
+    table = pa.Table.from_arrays([pa.array([1], kind) for _, kind in kinds], schema=pa.schema(kinds))
+    write(tmp_path / "a.parquet", table)
+    assert keys_by_row(load(Dataset.open(str(tmp_path), CONFIG)), "v") == [[reference_keys.key("v", 1)]]
+    with pytest.raises(DataError, match="has 2 columns 'x'; rename all but one"):
+        Dataset.open(str(tmp_path), DataConfig(labels="click", sparse=[{"name": "x"}]))
+
+
+def test_folders_above_the_data_give_no_columns(tmp_path):
+    root = tmp_path / "v=77" / "x"
+    write(root / "a.parquet", {"click": [0, 1, 1], "v": [5, 6, 7]})
+    expected = [[reference_keys.key("v", i)] for i in (5, 6, 7)]
+    for path in (root, root / "a.parquet", root / "*.parquet"):
+        assert keys_by_row(load(Dataset.open(str(path), CONFIG)), "v") == expected
+    only = DataConfig(labels="click", sparse=[{"name": "w"}])
+    write(tmp_path / "w=1" / "a.parquet", {"click": [0, 1]})
+    with pytest.raises(DataError, match=r"has no column 'w'; a folder w=\.\.\. lies above the path"):
+        Dataset.open(str(tmp_path / "w=1"), only)
+    write(tmp_path / "data" / "w=1" / "a.parquet", {"click": [0, 1]})
+    for path in (tmp_path / "data", tmp_path / "data" / "w=*"):
+        assert Dataset.open(str(path), only).num_rows == 2
+
+
+def test_a_name_that_is_both_folder_and_column_is_refused(tmp_path):
+    write(tmp_path / "v=1" / "a.parquet", {"click": [0], "v": [1]})
+    with pytest.raises(DataError, match=r"column 'v' is in the file, and the folder v=1 gives it, too\. Rename one"):
+        Dataset.open(str(tmp_path), CONFIG)
+    plain = CONFIG.model_copy(update={"partitions": "none"})
+    assert Dataset.open(str(tmp_path), plain).num_rows == 1
+    write(tmp_path / "other" / "day=1" / "a.parquet", {"click": [0], "v": [1], "day": [1]})
+    assert Dataset.open(str(tmp_path / "other"), CONFIG).num_rows == 1, "not one that the job reads"
+
+
+def test_labels_and_numbers_may_lie_in_the_names_of_folders(tmp_path):
+    for label, price in (("0", "1.5"), ("1", "-2"), ("true", "__HIVE_DEFAULT_PARTITION__")):
+        write(tmp_path / f"label={label}" / f"price={price}" / "a.parquet", {"v": [1, 2]})
+    config = DataConfig(
+        labels="label", sparse=[{"name": "v"}, {"name": "b", "column": "price", "bucketize": {}}], threads=0,
+        dense={"columns": ["price"], "fill": 9}, shuffle={"enabled": False},
+    )  # fmt: skip
+    (batch,) = load(Dataset.open(str(tmp_path), config))
+    assert batch.labels_BL[:, 0].tolist() == [0, 0, 1, 1, 1, 1]
+    assert batch.dense_BD[:, 0].tolist() == [1.5, 1.5, -2, -2, 9, 9]
+    assert keys_by_row([batch], "b")[0] == [reference_keys.key("b", 1)]
+    write(tmp_path / "label=maybe" / "price=1" / "a.parquet", {"v": [1, 2]})
+    with pytest.raises(DataError, match="'label' comes from the folder label=maybe, and a number is needed: rename"):
+        Dataset.open(str(tmp_path), config)
+
+
+TABLES = {
+    "Delta Lake": ("_delta_log/00000000000000000000.json", "a.parquet"),
+    "Hudi": (".hoodie/hoodie.properties", "a.parquet"),
+    "Iceberg": ("metadata/v2.metadata.json", "data/a.parquet"),
+    "Iceberg table": ("metadata/00001-ab.gz.metadata.json", "data/day=1/a.parquet"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_with_old_versions_of_files_are_refused(tmp_path, name):
+    sign, data = TABLES[name]
+    table = tmp_path / "lake" / "table"
+    file = write(table / data, {"click": [0], "v": [1]})
+    (table / sign).parent.mkdir(parents=True)
+    (table / sign).write_text("{}")
+    for path in {tmp_path / "lake", table, file.parent, table / "**" / "*.parquet"}:
+        with pytest.raises(DataError, match=rf"an? (Apache )?{name}.*older versions.*its current files one by one"):
+            Dataset.open(str(path), CONFIG)
+        with pytest.raises(DataError, match="older versions"):
+            Dataset.open("file://" + str(path), CONFIG)
+    assert Dataset.open(str(file), CONFIG).num_rows == 1, "a file that is given by name is read"
+
+
+def test_a_folder_called_metadata_is_no_table(tmp_path):
+    write(tmp_path / "metadata" / "a.parquet", {"click": [0], "v": [1]})
+    assert Dataset.open(str(tmp_path), CONFIG).num_rows == 1
+
+
+def test_remote_tables_with_old_versions_of_files_are_refused(tmp_path):
+    """The code for object stores, on Arrow's local file system."""
+    from pyarrow import fs
+
+    from data_pipeline.sources import _refuse_remote_table
+
+    for name, (sign, data) in TABLES.items():
+        table = tmp_path / name
+        write(table / data, {"click": [0], "v": [1]})
+        (table / sign).parent.mkdir(parents=True)
+        (table / sign).write_text("{}")
+        local = fs.LocalFileSystem()
+        for root in (table, (table / data).parent):
+            infos = local.get_file_info(fs.FileSelector(str(root), recursive=True))
+            with pytest.raises(DataError, match=rf"{name}.*older versions"):
+                _refuse_remote_table("s3://b/t", local, str(root), infos)
+    write(tmp_path / "plain" / "a.parquet", {"click": [0]})
+    infos = local.get_file_info(fs.FileSelector(str(tmp_path / "plain"), recursive=True))
+    _refuse_remote_table("s3://b/t", local, str(tmp_path / "plain"), infos)
+
+
+def test_a_name_that_is_no_utf8_is_refused(tmp_path):
+    file = write(tmp_path / "a.parquet", {"click": [0], "v": [1]})
+    odd = os.fsencode(tmp_path) + b"/b\xff.parquet"
+    shutil.copy(file, odd)
+    with pytest.raises(DataError, match=r"b\\xff\.parquet.*the name is no UTF-8; rename"):
+        Dataset.open(str(tmp_path), CONFIG)
+
+
+def test_evaluation_files_inside_the_training_data_are_found(tmp_path):
+    write(tmp_path / "all" / "a.parquet", {"click": [0], "v": [1]})
+    inside = write(tmp_path / "all" / "eval" / "b.parquet", {"click": [0], "v": [2]})
+    outside = write(tmp_path / "apart" / "c.parquet", {"click": [0], "v": [3]})
+    os.link(inside, tmp_path / "apart" / "hard.parquet")
+    (tmp_path / "apart" / "soft.parquet").symlink_to(inside)
+    train = Dataset.open(str(tmp_path / "all"), CONFIG)
+    for paths, shared in (
+        (tmp_path / "all" / "eval", ["b.parquet"]),
+        (inside, ["b.parquet"]),
+        (outside, []),
+        (tmp_path / "apart", ["hard.parquet"]),
+    ):
+        evaluation = Dataset.open(str(paths), CONFIG)
+        found = [Path(name).name for name in evaluation.files_shared_with(train)]
+        assert [name for name in found if name != "soft.parquet"] == shared
+
+
+def test_a_type_of_one_feature_does_not_hide_the_disagreement_of_another(tmp_path):
+    typed = {"name": "txt", "column": "v", "type": "string"}
+    for more in ({"sparse": [{"name": "raw", "column": "v"}, typed]}, {"sparse": [typed], "group": "v"}):
+        config = DataConfig(labels="click", threads=0, **more)
+        with pytest.raises(DataError, match=r"column 'v' is int64 in .*a\.parquet and string in .*b\.parquet"):
+            open_files(tmp_path, config, a=pa.array([5]), b=pa.array(["5"]))
+
+
+@pytest.mark.parametrize(
+    ("declared", "kinds", "agree"),
+    [
+        (None, ("a uuid", "its text"), False),
+        (None, ("a uuid", "its bytes"), True),
+        ("string", ("a uuid", "its text"), False),
+        ("string", ("true", "1"), False),
+        ("string", ("true", "'true'"), True),
+        (None, ("true", "1"), True),
+        (None, ("a date", "its text"), False),
+        (None, ("a date", "a time"), False),
+    ],
+)
+def test_files_agree_only_if_equal_ids_have_equal_keys(tmp_path, declared, kinds, agree):
+    columns = {
+        "a uuid": pa.array([bytes(16)], pa.uuid()), "its bytes": pa.array([bytes(16)]), "its text": pa.array(["x"]),
+        "true": pa.array([True]), "1": pa.array([1]), "'true'": pa.array(["true"]),
+        "a date": pa.array([1], pa.int32()).cast(pa.date32()), "a time": pa.array([1], pa.timestamp("us")),
+    }  # fmt: skip
+    config = DataConfig(labels="click", sparse=[{"name": "v", "type": declared}], threads=0)
+    files = {"a": columns[kinds[0]], "b": columns[kinds[1]]}
+    if agree:
+        made = keys_by_row(load(open_files(tmp_path, config, **files)), "v")
+        assert made[0] == made[1]
+    else:
+        with pytest.raises(DataError, match="the same value would get two keys"):
+            open_files(tmp_path, config, **files)
+
+
+@pytest.mark.parametrize("column", [pa.array([[1]]), pa.array([1.5])])
+def test_a_group_is_one_id_a_row(tmp_path, column):
+    config = DataConfig(labels="click", sparse=[{"name": "click2", "absent": "missing"}], group="v")
+    with pytest.raises(DataError, match=r"'v' is .*, one integer or string a row is needed"):
+        open_files(tmp_path, config, a=column)

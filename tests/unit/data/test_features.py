@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -210,10 +211,35 @@ def test_quarantine_keeps_the_rows_with_place_and_reason(tmp_path):
 def test_labels_that_are_not_0_or_1_are_refused(tmp_path, values):  # P18
     write(tmp_path / "d.parquet", {"click": pa.array(values), "v": [1, 2]})
     config = DataConfig(labels="click", sparse=[{"name": "v"}], threads=0)
-    with pytest.raises(
-        DataError, match=r"d\.parquet: row [01]: column 'click' is .*: a label is 0 or 1 \(else declare.*1 of 2 rows"
-    ):
+    null = values[1] is None or math.isnan(values[1])
+    why = "a label must not be null" if null else r"a label is 0 or 1 \(else declare"
+    with pytest.raises(DataError, match=rf"d\.parquet: row [01]: column 'click' is .*: {why}.*1 of 2 rows"):
         load(Dataset.open(str(tmp_path), config))
+
+
+def test_a_conversion_that_is_null_without_a_click_is_told_and_can_be_declared(tmp_path):
+    columns = {
+        "click": pa.array([0, 1, 0, 1], pa.int8()),
+        "buy": pa.array([None, 1, 0, None], pa.int8()),
+        "v": [1, 2, 3, 4],
+    }
+    write(tmp_path / "d.parquet", columns)
+    job = {"labels": ["click", "buy"], "sparse": [{"name": "v"}], "threads": 0, "shuffle": {"enabled": False}}
+    with pytest.raises(DataError, match=r"'buy' is None: a label must not be null; .*null_without_click: neg") as e:
+        load(Dataset.open(str(tmp_path), DataConfig(**job)))
+    assert "positive" not in str(e.value), "no remedy that does not help"
+    for rule in ({}, {"positive": 1}, {"at_least": 0.5}, {"soft": True}):
+        config = DataConfig(**job, label={"null_without_click": "negative", **rule}, on_bad_row="skip")
+        (batch,) = load(Dataset.open(str(tmp_path), config))
+        assert batch.labels_BL.tolist() == [[0, 0], [1, 1], [0, 0]], "a null after a click stays a bad row"
+
+
+def test_a_null_click_is_never_declared_away(tmp_path):
+    columns = {"click": pa.array([None, 1], pa.int8()), "buy": [0, 1], "v": [1, 2]}
+    write(tmp_path / "d.parquet", columns)
+    label = {"null_without_click": "negative"}
+    config = DataConfig(labels=["click", "buy"], label=label, sparse=[{"name": "v"}], threads=0, on_bad_row="skip")
+    assert [batch.num_rows for batch in load(Dataset.open(str(tmp_path), config))] == [1]
 
 
 @pytest.mark.parametrize(
@@ -298,3 +324,57 @@ def test_a_job_without_single_valued_or_without_sparse_features(tmp_path):
     assert batch.tables["default"].single_BF.shape == (2, 0)
     assert batch.dense_BD.shape == (2, 0)
     assert read_columns(tmp_path, {"a": [1.0, 2.0]}, dense={"columns": ["a"]})[0].tables == {}
+
+
+ODD = {
+    "no UTF-8": pa.array([b"\xff", b"5", b"\xfe"]).view(pa.string()),
+    "views": pa.array(["x", "5", "y"], pa.string_view()),
+    "list views": pa.array([["x"], ["5"], ["y", "6"]], pa.list_view(pa.string())),
+    "json": pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{}", "5", "x"])),
+    "dictionary": pa.array(["x", "5", "y"]).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("what", sorted(ODD))
+@pytest.mark.parametrize("policy", ["fail", "skip", "quarantine"])
+def test_bad_rows_of_every_layout_are_told_left_out_or_kept(tmp_path, what, policy):
+    write(tmp_path / "in" / "d.parquet", {"click": [0, 1, 0], "v": ODD[what]})
+    config = DataConfig(
+        labels="click", sparse=[{"name": "v", "type": "integer", "max_length": 3}], threads=0, on_bad_row=policy,
+        quarantine_directory=str(tmp_path / "bad"), report_by=[] if "list" in what else ["v"],
+    )  # fmt: skip
+    dataset = Dataset.open(str(tmp_path / "in"), config)
+    if policy == "fail":
+        with pytest.raises(
+            DataError, match=r"d\.parquet: row 0: column 'v' is .*declared `type: integer`.*2 of 3 rows"
+        ):
+            load(dataset)
+        return
+    assert keys_by_row(load(dataset), "v") == [[reference_keys.key("v", 5)]]
+    if policy == "quarantine":
+        (kept,) = (tmp_path / "bad").glob("*.parquet")
+        assert pq.read_table(kept)["_row"].to_pylist() == [0, 2]
+
+
+def test_large_bad_rows_are_kept_in_one_file_a_block_however_they_are_read(tmp_path):
+    """Rows of 200 kB are read in many pieces; the quarantine's file is still named by the block, and so replaced."""
+    words = pa.array([letter * 200_000 for letter in "57x"])
+    column = pa.DictionaryArray.from_arrays(pa.array([i % 3 for i in range(300)], pa.int32()), words).cast(pa.string())
+    write(
+        tmp_path / "in" / "d.parquet",
+        {"click": [0] * 300, "v": column, "tag": pa.array([["a"]] * 300)},
+        store_schema=False,
+    )
+    config = DataConfig(
+        labels="click", sparse=[{"name": "v", "type": "integer"}, {"name": "tag", "max_length": 2}], threads=0,
+        on_bad_row="quarantine", quarantine_directory=str(tmp_path / "bad"), memory_bytes=16 << 20,
+    )  # fmt: skip
+    dataset = Dataset.open(str(tmp_path / "in"), config)
+    for _ in range(2):
+        with Loader(dataset, config, dataset.slices(), seed=0, epoch=0) as loader:
+            assert sum(batch.num_rows for batch in loader) == 0
+            assert loader.counters["bad_rows"] == 300
+    rows = [
+        row for file in sorted((tmp_path / "bad").glob("*.parquet")) for row in pq.read_table(file)["_row"].to_pylist()
+    ]
+    assert sorted(rows) == list(range(300))

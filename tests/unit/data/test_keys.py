@@ -40,6 +40,13 @@ def test_strings_are_xxh64(strings, seed):
     assert got.tolist() == [xxhash.xxh64_intdigest(s, seed) for s in strings]
 
 
+def test_long_strings_are_xxh64_too():
+    strings = [bytes([n % 251]) * n for n in (0, 31, 512, 513, 600, 5, 40_000)]
+    data, lengths = np.frombuffer(b"".join(strings), dtype=np.uint8), np.array([len(s) for s in strings])
+    got = keys.xxh64(data, np.cumsum(lengths) - lengths, lengths, np.uint64(7))
+    assert got.tolist() == [xxhash.xxh64_intdigest(s, 7) for s in strings]
+
+
 @given(st.lists(st.integers(0, 30), max_size=300))
 def test_unique_keys_finds_positions(small):
     values = np.array(small, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import decimal
 import json
+from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from data_pipeline import quality, quality_page
+from data_pipeline import arrays, quality, quality_page
 from data_pipeline.config import DataConfig
 from data_pipeline.dataset import Dataset
-from tests.parquet_files import write
+from data_pipeline.encode import Encoder, Rows
+from data_pipeline.fitted import Fitted
+from deploy.cli import run
+from tests.any_columns import columns, features
+from tests.parquet_files import load, write
+from trainer.config import JobConfig
 
 
 def config(**more) -> DataConfig:
@@ -151,3 +159,124 @@ def test_every_kind_of_id_column_can_be_described(tmp_path, column):
     assert found.errors == []
     assert found.features[0].rows == 20
     json.dumps(found.to_json())
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_whatever_training_takes_can_be_described(data):
+    """Every type, unit and encoding that a job can read as ids: the report has its rows, and ends that are in order."""
+    array, values, _ = data.draw(columns())
+    feature = {"name": "v", **features(data.draw, array)}
+    job = config(sparse=[feature], on_bad_row="skip")
+    running = quality._Feature(job.sparse[0])
+    into = Rows.empty(job, len(values))
+    click = pa.array(np.zeros(len(values), np.int8))
+    Encoder(job, Fitted.load(job)).encode({"click": click, "v": array}, into, slice(0, len(values)))
+    keys = into.singles["default"][:, 0]
+    for start in range(0, max(1, len(values)), 5):  # blocks: the ends hold across them
+        here = slice(start, start + 5)
+        lengths = (keys[here] != 0).astype(np.int64)
+        running.add(keys[here][keys[here] != 0], lengths, np.uint64(0), array.slice(start, 5))
+    found = running.finish()
+    present = [v for v in values if v is not None]
+    json.dumps(vars(found))
+    assert (found.smallest is None) == (not present)
+    if present:
+        order = {v: v.text if v.kind == "text" else Fraction(v.number, 10**v.scale) for v in present}
+        texts = {text_of_value(array, values, end) for end in (min(order.values()), max(order.values()))}
+        assert {found.smallest, found.largest} == texts
+        assert sum(count for _, count in running.values.items()) == len(present)
+        assert all(text.isprintable() and len(text) <= 40 for text, _ in found.top)
+
+
+def text_of_value(array, values, end):
+    """How a report writes the value that lies at an end."""
+    for row, v in enumerate(values):
+        if v is not None and (v.text if v.kind == "text" else Fraction(v.number, 10**v.scale)) == end:
+            return quality._short(arrays.text_of(arrays.plain(array.slice(row, 1)), 0))
+    raise AssertionError(end)
+
+
+FAR = {
+    "date32": pa.array([2932896, 4000000, -(2**31), 2**31 - 1] * 5, pa.int32()).cast(pa.date32()),
+    "timestamp": pa.array([253402300800000000, 2**62, -(2**62), 0] * 5, pa.timestamp("us")),
+    "time64[ns]": pa.array([1, 1002, 2003, 86_399_999_999_999] * 5, pa.time64("ns")),
+    "no UTF-8": pa.array([b"K\xf6ln", b"Bonn", b"[/b]", b"\x1b[31m\n"] * 5).view(pa.string()),
+    "uuid": pa.array([bytes(range(16)), b"\xff" * 16] * 10, pa.uuid()),
+    "json": pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a": 1}', "2"] * 10)),
+    "string_view": pa.array(["a", "b" * 50] * 10, pa.string_view()),
+    "list_view": pa.array([["a"], []] * 10, pa.list_view(pa.string())),
+    "bool8": pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0] * 10, pa.int8())),
+}
+
+
+@pytest.mark.parametrize("what", sorted(FAR))
+def test_the_command_reports_values_that_python_cannot_hold(tmp_path, capsys, what):
+    write(tmp_path / "data" / "a.parquet", {"click": [0, 1] * 10, "x": FAR[what], "y": list(range(20))})
+    job = {
+        "name": "far",
+        "data": {
+            "train": str(tmp_path / "data"),
+            "labels": "click",
+            "sparse": [{"name": "x", "max_length": 2}, {"name": "y"}],
+            "report_by": [] if what == "list_view" else ["x"],
+            "on_bad_row": "fail",
+        },
+        "tables": {"default": {"width": 4}},
+        "model": {"kind": "lr"},
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    code = run(["data", "check", str(tmp_path / "job.yaml"), "--out", str(tmp_path / "out")])
+    told = capsys.readouterr()
+    assert code in (0, 3), told.err + told.out
+    assert "\x1b[31m" not in told.out
+    if what == "no UTF-8":
+        assert "K\\xf6ln" in (tmp_path / "out" / "data-check.html").read_text()
+    if what == "timestamp":
+        report = json.loads((tmp_path / "out" / "data-check.json").read_text())["features"][0]
+        assert ["1970-01-01 00:00:00", 5] in report["top"]
+    batches = load(Dataset.open(str(tmp_path / "data"), JobConfig.load(tmp_path / "job.yaml").data))
+    assert sum(batch.num_rows for batch in batches) == 20
+
+
+def test_dense_numbers_that_json_cannot_hold_are_left_out_of_it(tmp_path):
+    write(tmp_path / "a.parquet", {"click": [0, 1], "d": [float("inf"), float("-inf")], "v": [1, 2]})
+    found = checked(tmp_path, config(dense={"columns": ["d"], "clip": [-1, 1]}))
+    assert found.rows_read == 2
+    json.dumps(found.to_json(), allow_nan=False)
+    quality_page.page(found, "job")
+
+
+def test_features_of_one_key_space_that_cannot_hold_equal_ids_are_warned_of(tmp_path):
+    columns = {"click": [0, 1] * 10, "item": list(range(20)), "seen": pa.array([["1", "2"]] * 20)}
+    write(tmp_path / "a.parquet", columns)
+    sparse = [{"name": "item", "table": "t"}, {"name": "seen", "table": "t", "max_length": 3}]
+    (warning,) = [w for w in checked(tmp_path, config(sparse=sparse)).warnings if "key space" in w]
+    assert "'item' (int64) and 'seen' (list<element: string>) share the key space 't'" in warning
+    for settled in ({"type": "integer"}, {"type": "string"}, {"key_space": "own"}):
+        job = config(sparse=[{**sparse[0], **settled}, {**sparse[1], **settled, "key_space": "t"}])
+        assert not [w for w in checked(tmp_path, job).warnings if "key space" in w]
+
+
+def test_evaluation_data_that_is_trained_too_is_warned_of(tmp_path, capsys):
+    write(tmp_path / "all" / "a.parquet", {"click": [0, 1] * 10, "v": list(range(20))})
+    write(tmp_path / "all" / "eval" / "b.parquet", {"click": [0, 1] * 10, "v": list(range(20, 40))})
+    (tmp_path / "copy.parquet").write_bytes((tmp_path / "all" / "a.parquet").read_bytes())
+    write(tmp_path / "fresh.parquet", {"click": [0, 1] * 10, "v": list(range(40, 60))})
+    job = {
+        "name": "inside", "tables": {"default": {"width": 4}}, "model": {"kind": "lr"},
+        "run_dir": str(tmp_path / "run"),
+        "data": {"train": str(tmp_path / "all"), "labels": "click", "sparse": [{"name": "v"}]},
+    }  # fmt: skip
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    for path, words in (
+        ("all/eval", ["1 of 1 evaluation files are training files, too", "b.parquet"]),
+        ("copy.parquet", ["copy.parquet (data.eval): has the same content as", "a.parquet (data.train)"]),
+        ("fresh.parquet", []),
+    ):
+        code = run(["data", "check", str(tmp_path / "job.yaml"), "--json", "--set", f"data.eval={tmp_path / path}"])
+        warnings = json.loads(capsys.readouterr().out)["warnings"]
+        assert code == (3 if words else 0)
+        assert all(word in " ".join(warnings) for word in words)
+    assert run(["job", "check", str(tmp_path / "job.yaml"), "--set", f"data.eval={tmp_path / 'all' / 'eval'}"]) == 0
+    assert "warning: 1 of 1 evaluation files are training files" in capsys.readouterr().out

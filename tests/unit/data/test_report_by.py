@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -57,3 +59,26 @@ def test_a_list_column_or_a_missing_one_is_refused(tmp_path) -> None:
         Dataset.open(str(tmp_path), config(report_by="tags"))
     with pytest.raises(DataError, match="no column 'citi'; the nearest are 'city'"):
         Dataset.open(str(tmp_path), config(report_by="citi"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "texts"),
+    [
+        ([pa.array([1_500_000 * n], pa.timestamp(u)) for u, n in (("us", 1), ("ns", 1000))], ["1970-01-01 00:00:01.5"]),
+        ([pa.array([3_723_000], pa.time32("ms")), pa.array([3_723_000_000_000], pa.time64("ns"))], ["01:02:03"]),
+        ([pa.array([Decimal("1.50")]), pa.array([Decimal("1.5")]), pa.array([Decimal("1.500")])], ["1.5"]),
+        ([pa.array([0.1], pa.float32()), pa.array([0.1])], ["0.1"]),
+        ([pa.array([b"K\xf6ln"]), pa.array([b"K\xf6ln"]).view(pa.string())], ["K\\xf6ln"]),
+        ([pa.array(["a"], pa.string_view()), pa.array(["a"]).dictionary_encode()], ["a"]),
+        ([pa.array([4_000_000], pa.int32()).cast(pa.date32())], ["1970-01-01 +4000000 days"]),
+        ([pa.array([True])], ["true"]),
+    ],
+    ids=["timestamps", "times", "decimals", "floats", "no UTF-8", "texts", "far dates", "booleans"],
+)  # fmt: skip
+def test_a_value_has_one_text_in_every_type(tmp_path, columns, texts) -> None:
+    for number, column in enumerate(columns):
+        pq.write_table(pa.table({"click": [0], "user": [1], "by": column}), tmp_path / f"{number}.parquet")
+    data = config(report_by=["by"])
+    dataset = Dataset.open(str(tmp_path), data)
+    with Loader(dataset, data, plan_epoch(dataset, 1, 0), seed=1, epoch=0) as loader:
+        assert {text for batch in loader for text in batch.report_by["by"]} == set(texts)
