@@ -627,7 +627,7 @@ def _check_plain(value: Any, path: tuple[str, ...] = ()) -> Iterator[Problem]:
 
 
 def _check_text(text: str, where: str) -> Iterator[Problem]:
-    if "\0" in text or not text.isprintable() and any(0xD800 <= ord(letter) < 0xE000 for letter in text):
+    if "\0" in text or (not text.isprintable() and any(0xD800 <= ord(letter) < 0xE000 for letter in text)):
         yield Problem(where, f"{_clipped(text)} holds a zero byte or half a letter (a lone surrogate)")
 
 

@@ -108,7 +108,7 @@ def _section(models: Sequence[Any], given: Any) -> dict[str, Any] | None:
 
 
 def _takes(field: Any, value: Any) -> bool:
-    kind = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    kind = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
     if (
         isinstance(value, int)
         and not isinstance(value, bool)
