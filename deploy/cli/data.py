@@ -1,5 +1,6 @@
 """`paddlewheel data ...`: from raw files to Parquet, and what a user should know about the data before training."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from deploy.cli.arguments import JobFile, Json, Overrides, answer
+from deploy.cli.arguments import JobFile, Json, OptionError, Overrides, answer
 
 if TYPE_CHECKING:
     from data_pipeline.quality import Quality
@@ -24,8 +25,11 @@ def parse_rows(text: str) -> int:
     """`400k` -> 400,000; `1m` -> 1,000,000."""
     lower = text.strip().lower().replace("_", "").replace(",", "")
     factor = {"k": 1_000, "m": 1_000_000, "b": 1_000_000_000}.get(lower[-1:], 1)
-    number = float(lower[:-1] if factor > 1 else lower) * factor
-    if number != int(number) or number < 1:
+    try:
+        number = float(lower[:-1] if factor > 1 else lower) * factor
+    except ValueError:
+        number = math.nan
+    if not 1 <= number < 2**63 or number != int(number):
         raise ValueError(f"{text!r} is not a number of rows (examples: 50000, 400k, 1m)")
     return int(number)
 
@@ -334,5 +338,5 @@ def csv(
 
 def _sources_and_target(paths: tuple[Path, ...]) -> tuple[list[Path], Path]:
     if len(paths) < 2:
-        raise ValueError("give one or more sources and then the output folder")
+        raise OptionError("give one or more sources and then the output folder")
     return list(paths[:-1]), paths[-1]

@@ -120,6 +120,7 @@ def _from_checkpoint(
         endpoints, identities = running.endpoints, running.identities
     saved = checkpoints.read(trained.path)
     used = {name: job.tables[name] for name in job.data.tables}
+    program = restored_program(job, used, saved, cpu_operators(job).precision)
     if coordinator is None:
         endpoints = resources.enter_context(local_servers(used, job.cluster.servers, place)).endpoints
     timeout = job.control.pull_timeout_seconds
@@ -130,7 +131,7 @@ def _from_checkpoint(
         client.load(saved.sparse)
     else:
         check_servers(client, saved.sparse, used)
-    return restored_program(job, used, saved, cpu_operators(job).precision), client
+    return program, client
 
 
 def _progress(total: int) -> Callable[[int], None]:
