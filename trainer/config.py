@@ -750,7 +750,7 @@ def _locate(root: type[BaseModel], raw: Any, location: tuple[str | int, ...]) ->
         if is_key or (isinstance(value, (list, tuple)) and isinstance(step, int)):
             path.append(step)
             parents, kinds = kinds, _inside(kinds, step)
-            value = value.get(step) if isinstance(value, Mapping) else value[int(step)]
+            value = value.get(step) if isinstance(value, Mapping) else next(iter(value[int(step) :][:1]), None)
         elif isinstance(step, int):  # one entry written without its list, which the model made a list of
             kinds = _inside(kinds, step)
         else:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 
 from deploy.cli.arguments import JobFile, Json, OptionError, Overrides, answer
 
@@ -65,7 +65,7 @@ def check(
     *,
     sample_rows: Rows | None = None,
     out: Path | None = None,
-    server_memory_gb: float = 16.0,
+    server_memory_gb: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1e6))] = 16.0,
     overrides: Overrides = (),
     json: Json = False,
 ) -> int:
@@ -86,8 +86,11 @@ def check(
 
     from data_pipeline import quality, quality_page
     from data_pipeline.dataset import Dataset
+    from pserver import sizing
     from trainer.config import JobConfig
 
+    memory_bytes = server_memory_gb * 1e9
+    sizing.servers_needed(0, memory_bytes)  # refused before the data is read, if it is too little
     config = JobConfig.load(job, overrides)
     data = config.data.model_copy(update={"on_bad_file": "skip"})
     with _progress("footers", "files") as tick:
@@ -96,8 +99,11 @@ def check(
             dataset.agree_with(Dataset.open(data.eval, data, require_fitted=False))
     with _progress("rows") as tick:
         found = quality.check(dataset, config.data, sample_rows=sample_rows, on_progress=tick)
-    widths = {name: table.pull_width for name, table in config.tables.items()}
-    quality.plan_capacity(found, config.data, widths, int(server_memory_gb * 1e9))
+    sizes = {
+        name: quality.KeySize(table.pull_width, sizing.bytes_per_key(table), sizing.saved_bytes_per_key(table))
+        for name, table in config.tables.items()
+    }
+    quality.plan_capacity(found, config.data, sizes, lambda total: sizing.servers_needed(total, memory_bytes))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "data-check.json").write_text(json_module.dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n")
