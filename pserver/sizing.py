@@ -10,8 +10,8 @@ Measured on Paddle 2.6.2 (x86-64, 48 shards a table), bytes that a further key t
     adam            190   236   333   524   912  1680
 
 That is 95 bytes and 4 for each float. In a small table the buffers of large pushes come on top: `paddlewheel bench
-tables` finds 254 (adagrad) and 391 (adam) at width 16 in a table of a million keys. The model lies between: at most 26 %
-above the first, at most 11 % below the second.
+tables` finds 254 (adagrad) and 391 (adam) at width 16 in a table of a million keys. The model lies between: at most
+26 % above the first, at most 11 % below the second.
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter, validators
 
-from deploy.cli.arguments import JobFile, Json, OptionError, Overrides, answer
+from deploy.cli.arguments import JobFile, Json, OptionError, Overrides, answer, say
 
 if TYPE_CHECKING:
     from data_pipeline.quality import Quality
+    from data_pipeline.recipes.delimited import Notes
 
 app = App(name="data", help="Prepare, generate and check data.")
 prepare = App(name="prepare", help="Raw files to Parquet.")
@@ -206,7 +207,9 @@ def synth(
 SplitKind = Literal["random", "order", "permutation"]
 EvalFraction = Annotated[float, Parameter(help="Part of the rows that goes to eval/.")]
 Seed = Annotated[int, Parameter(help="Seed of the split.")]
-Threads = Annotated[int, Parameter(help="Source files that are converted at a time.")]
+Threads = Annotated[
+    int, Parameter(validator=validators.Number(gte=1, lte=256), help="Source files that are converted at a time.")
+]
 Kind = Annotated[
     SplitKind,
     Parameter(
@@ -217,13 +220,30 @@ Kind = Annotated[
 TrainRows = Annotated[Rows | None, Parameter(help="Number of training rows instead of eval-fraction.")]
 
 
-def _done(counts: dict[str, int], directory: Path) -> None:
+OnBadLine = Annotated[
+    Literal["fail", "skip"],
+    Parameter(help="A line with another number of fields ends the conversion, or is left out and counted."),
+]
+Nulls = Annotated[
+    tuple[str, ...],
+    Parameter(
+        negative=(),
+        allow_leading_hyphen=True,
+        help="A word that means a missing value, such as NULL; an empty field always does. May be given several times.",
+    ),
+]
+
+
+def _done(counts: dict[str, int], directory: Path, notes: "Notes | None" = None) -> None:
+    for line in notes.lines() if notes is not None else ():
+        say(f"note: {line}")
     print(f"{counts['train_rows']:,} training and {counts['eval_rows']:,} evaluation rows in {directory}")
 
 
 @prepare.command
 def criteo(
     *paths: Path,
+    on_bad_line: OnBadLine = "fail",
     eval_fraction: EvalFraction = 0.1,
     split: Kind = "random",
     seed: Seed = 0,
@@ -240,18 +260,23 @@ def criteo(
         Source files or folders (label, I1-I13, C1-C26, tab-separated), then the output folder.
     """
     from data_pipeline.recipes import criteo as recipe
+    from data_pipeline.recipes.delimited import Notes
     from data_pipeline.recipes.preparation import Split
 
     sources, directory = _sources_and_target(paths)
+    notes = Notes()
     with _progress("criteo", "bytes") as tick:
         how = Split(split, eval_fraction, seed, train_rows)
-        counts = recipe.prepare(sources, directory, how, threads=threads, on_progress=tick)
-    _done(counts, directory)
+        counts = recipe.prepare(
+            sources, directory, how, on_bad_line=on_bad_line, threads=threads, notes=notes, on_progress=tick
+        )
+    _done(counts, directory, notes)
 
 
 @prepare.command
 def avazu(
     *paths: Path,
+    on_bad_line: OnBadLine = "fail",
     eval_fraction: EvalFraction = 0.1,
     split: Kind = "order",
     seed: Seed = 0,
@@ -266,13 +291,17 @@ def avazu(
         Source files or folders, then the output folder.
     """
     from data_pipeline.recipes import avazu as recipe
+    from data_pipeline.recipes.delimited import Notes
     from data_pipeline.recipes.preparation import Split
 
     sources, directory = _sources_and_target(paths)
+    notes = Notes()
     with _progress("avazu", "bytes") as tick:
         how = Split(split, eval_fraction, seed, train_rows)
-        counts = recipe.prepare(sources, directory, how, threads=threads, on_progress=tick)
-    _done(counts, directory)
+        counts = recipe.prepare(
+            sources, directory, how, on_bad_line=on_bad_line, threads=threads, notes=notes, on_progress=tick
+        )
+    _done(counts, directory, notes)
 
 
 @prepare.command
@@ -302,14 +331,20 @@ def csv(
     *paths: Path,
     schema: str,
     delimiter: str = ",",
+    header: bool = True,
+    quotes: bool = True,
+    null: Nulls = (),
+    trim: Annotated[bool, Parameter(negative=())] = False,
+    encoding: str = "utf-8",
     list_delimiter: str = "|",
+    on_bad_line: OnBadLine = "fail",
     eval_fraction: EvalFraction = 0.1,
     split: Kind = "random",
     seed: Seed = 0,
     train_rows: TrainRows = None,
     threads: Threads = 2,
 ) -> None:
-    """Any delimited text with a header to train/ and eval/.
+    """Any delimited text to train/ and eval/; plain, or packed with gzip, bz2, zstd or lz4.
 
     Parameters
     ----------
@@ -319,27 +354,81 @@ def csv(
         Columns and types, such as 'click:int8, user:int64, tags:list<string>'. Types: int8 to int64, uint64, float32,
         float64, bool, string, date, timestamp, hex, and list<...> of these.
     delimiter
-        Between fields.
+        The character between fields; a tab may be written as in C.
+    header
+        Whether the first line names the columns. Without one, --schema names all columns in their order.
+    quotes
+        Whether "..." around a field makes delimiters and line breaks in it a part of the value.
+    trim
+        Cut spaces off names and values.
+    encoding
+        Of the text, such as latin-1, cp1252 or utf-16.
     list_delimiter
-        Between the values of a list.
+        Between the values of a list. Empty values are left out.
     """
     from data_pipeline.recipes import csv as recipe
+    from data_pipeline.recipes.delimited import Format, Notes
     from data_pipeline.recipes.preparation import Split
 
+    form = Format(_unescaped(delimiter), header, quotes, encoding, null, trim, on_bad_line)
+    columns = recipe.parse_schema(schema)
     sources, directory = _sources_and_target(paths)
+    notes = Notes()
     with _progress("csv", "bytes") as tick:
         how = Split(split, eval_fraction, seed, train_rows)
         counts = recipe.prepare(
             sources,
             directory,
             how,
-            recipe.parse_schema(schema),
-            delimiter=delimiter.encode().decode("unicode_escape"),
-            list_delimiter=list_delimiter,
+            columns,
+            form=form,
+            list_delimiter=_unescaped(list_delimiter),
             threads=threads,
+            notes=notes,
             on_progress=tick,
         )
-    _done(counts, directory)
+    _done(counts, directory, notes)
+
+
+@prepare.command(name=("libsvm", "libfm"))
+def libsvm(
+    *paths: Path,
+    on_bad_line: OnBadLine = "fail",
+    eval_fraction: EvalFraction = 0.1,
+    split: Kind = "random",
+    seed: Seed = 0,
+    train_rows: TrainRows = None,
+    threads: Threads = 2,
+) -> None:
+    """Libsvm or libfm text (`label index:value ...`) to train/ and eval/: columns label, ids, values, qid.
+
+    In a job: `sparse: [{name: ids, weights: values, max_length: 256}]`, and for -1/1 labels `label: {positive: 1}`.
+
+    Parameters
+    ----------
+    paths
+        Source files or folders, then the output folder.
+    """
+    from data_pipeline.recipes import libsvm as recipe
+    from data_pipeline.recipes.delimited import Notes
+    from data_pipeline.recipes.preparation import Split
+
+    sources, directory = _sources_and_target(paths)
+    notes = Notes()
+    with _progress("libsvm", "bytes") as tick:
+        how = Split(split, eval_fraction, seed, train_rows)
+        counts = recipe.prepare(
+            sources, directory, how, on_bad_line=on_bad_line, threads=threads, notes=notes, on_progress=tick
+        )
+    _done(counts, directory, notes)
+
+
+def _unescaped(text: str) -> str:
+    """A tab and the like may be typed as in C."""
+    try:
+        return text.encode("ascii").decode("unicode_escape") if "\\" in text else text
+    except UnicodeError:
+        return text
 
 
 def _sources_and_target(paths: tuple[Path, ...]) -> tuple[list[Path], Path]:
