@@ -69,6 +69,8 @@ SEQUENCE = [
     {"name": "item", "table": "i"},
     {"name": "seen", "table": "i", "max_length": 3, "pooling": "none"},
 ]
+TWO = {"default": {"width": 4}, "i": {"width": 4}}
+NO_FIRST = {"default": {"width": 4, "first_order": False}}
 
 
 @pytest.mark.parametrize("kind", KINDS)
