@@ -41,6 +41,7 @@ def expected_form(key: str, kinds: Sequence[Any], given: Any) -> str | None:
     if given is None:
         return f"is empty: give it a value, or leave it out for its default{_keys(sections)}"
     before = f"{key}: " if key else "- "
+    form: Any
     if names is not None:
         what, form = "holds sections by name", _named(names, given)
     elif sections:
