@@ -563,8 +563,8 @@ def _check_logits(logit_BY: Variable, num_labels: int, kind: str) -> None:
 def _check_biases(biases: Sequence[tuple[str, int]], num_labels: int, kind: str) -> None:
     if len(biases) not in {0, num_labels}:
         raise ModelError(
-            f"model {kind}: output_biases names {len(biases)} places, and data.labels has {num_labels} labels: name one "
-            "for each, or none"
+            f"model {kind}: output_biases names {len(biases)} places, and data.labels has {num_labels} labels: name "
+            "one for each, or none"
         )
 
 

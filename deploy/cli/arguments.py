@@ -2,6 +2,7 @@
 
 import contextlib
 import json as json_module
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
