@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from deploy.cli.arguments import Checkpoint, Json, Model, Overrides, answer
+from deploy.cli.arguments import Checkpoint, Json, Model, Overrides, answer, check_host_and_port
 
 if TYPE_CHECKING:
     from trainer.config import JobConfig
@@ -42,7 +42,10 @@ def predict(
     ] = None,
     coordinator: Annotated[
         str | None,
-        Parameter(help="Score from the servers of a running job: HOST:PORT of its coordinator, as `train` prints it."),
+        Parameter(
+            validator=check_host_and_port,
+            help="Score from the servers of a running job: HOST:PORT of its coordinator, as `train` prints it.",
+        ),
     ] = None,
     checkpoint: Checkpoint = None,
     overrides: Overrides = (),

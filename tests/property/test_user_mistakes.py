@@ -49,7 +49,7 @@ COMMANDS = (
     "export EMPTY --to NEW --checkpoint EMPTY/step-1 --dtype int8",
     "predict JOB --to NEW --data DATA/eval --columns user",
     "predict --export EMPTY --to NEW --lookup EMPTY",
-    "predict JOB --to NEW --servers 127.0.0.1:1,127.0.0.1:2",
+    "predict JOB --to NEW --coordinator 127.0.0.1:1",
     "job check JOB --set cluster.servers=2",
     "job show JOB --set train.epochs=2 --json",
     "job schema",
