@@ -22,23 +22,23 @@ _DAY = re.compile(r"(\d{4})-?(\d{2})-?(\d{2})", re.ASCII)
 
 
 def parse_day(text: str) -> Day:
-    """`2026-01-31` or `20260131`. Raises ValueError for anything else."""
+    """`2026-01-31` or `20260131`. Raises DataError for anything else."""
     found = _DAY.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no day: write 2026-01-31")
+        raise DataError(f"{text!r} is no day: write 2026-01-31")
     try:
         return Day(*map(int, found.groups()))
     except ValueError as error:
-        raise ValueError(f"{text!r} is no day: {error}") from None
+        raise DataError(f"{text!r} is no day: {error}") from None
 
 
 def parse_days(text: str) -> tuple[Day, ...]:
-    """The days of `2026-01-01..2026-01-07`, both ends included; or one day. Raises ValueError."""
+    """The days of `2026-01-01..2026-01-07`, both ends included; or one day. Raises DataError."""
     first_text, dots, last_text = text.partition("..")
     first = parse_day(first_text)
     last = parse_day(last_text) if dots else first
     if last < first:
-        raise ValueError(f"{text!r} ends before it begins: write FIRST..LAST")
+        raise DataError(f"{text!r} ends before it begins: write FIRST..LAST")
     return tuple(first + dt.timedelta(days=number) for number in range((last - first).days + 1))
 
 

@@ -30,10 +30,6 @@ _BLOCK_ROWS = 16384
 _HLL_LG_K = 12
 _TOP = 5
 _KEPT = 200
-_ENTRY_BYTES = 149
-_STATE_FLOATS = 7
-_TEXT_BYTES_PER_FLOAT = 9
-_PACKED = 0.45
 
 
 @dataclass
@@ -453,11 +449,25 @@ def duplicates(dataset: Dataset, other: Dataset | None = None) -> list[tuple[str
     return found
 
 
-def plan_capacity(quality: Quality, config: DataConfig, widths: Mapping[str, int], server_memory_bytes: int) -> None:
-    """Adds expected sizes of tables and the number of servers. `widths` are floats pulled per key and table.
+@dataclass(frozen=True)
+class KeySize:
+    """What one key of a table takes, in bytes; `floats` are those pulled for it."""
 
-    Measured with Paddle 2.6.2: about 245 bytes of server memory a key at width 17. A checkpoint is text, about 0.45
-    of it packed.
+    floats: int
+    memory_bytes: float
+    saved_bytes: float
+
+
+def plan_capacity(
+    quality: Quality, config: DataConfig, sizes: Mapping[str, KeySize], servers_needed: Callable[[float], int]
+) -> None:
+    """Adds expected sizes of tables and the number of servers.
+
+    Args:
+        quality: what the data holds.
+        config: its features.
+        sizes: of a key, by table.
+        servers_needed: how many servers hold so many bytes of tables.
     """
     by_table: dict[str, float] = defaultdict(float)
     by_space: dict[tuple[str, str], float] = defaultdict(float)
@@ -466,12 +476,8 @@ def plan_capacity(quality: Quality, config: DataConfig, widths: Mapping[str, int
         by_space[space] = max(by_space[space], item.distinct)  # features of a space may share their values
     for (table, _), keys in by_space.items():
         by_table[table] += keys
-    quality.tables = []
-    for table, keys in by_table.items():
-        width = widths[table]
-        floats = width + _STATE_FLOATS
-        memory = keys * (4 * floats + _ENTRY_BYTES)
-        text = keys * (20 + _TEXT_BYTES_PER_FLOAT * floats) * _PACKED
-        quality.tables.append(TableReport(table, keys, width, memory, text))
-    total = sum(t.memory_bytes for t in quality.tables)
-    quality.servers = max(1, math.ceil(total / (0.7 * server_memory_bytes)))
+    quality.tables = [
+        TableReport(table, keys, sizes[table].floats, keys * sizes[table].memory_bytes, keys * sizes[table].saved_bytes)
+        for table, keys in by_table.items()
+    ]
+    quality.servers = servers_needed(sum(table.memory_bytes for table in quality.tables))

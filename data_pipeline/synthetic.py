@@ -17,6 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_pipeline.errors import DataError
+
 Float = npt.NDArray[np.float64]
 _CARDINALITIES = {"user": 120, "item": 90, "site": 30, "category": 20, "segment": 12, "device": 6, "hour": 24}
 _NUM_TAGS = 40
@@ -53,13 +55,13 @@ def generate(
     """Writes `train/`, `eval/` (Parquet) and `best.json` below `directory`, which must not hold other files.
 
     With days, the training rows are shared out evenly to folders `train/day=<day>`. The same arguments give the same
-    data. Raises ValueError for a directory in use.
+    data. Raises DataError for a directory in use and for numbers that make no data.
     """
     root = Path(directory)
     if root.exists() and any(root.iterdir()) and not (root / "best.json").exists():
-        raise ValueError(f"{root}: holds other files; choose a new or empty directory")
+        raise DataError(f"{root}: holds other files; choose a new or empty directory")
     if not 0 < eval_fraction < 1 or rows < 10:
-        raise ValueError(
+        raise DataError(
             f"eval_fraction must lie between 0 and 1 (got {eval_fraction}) and rows be at least 10 (got {rows})"
         )
     world = _World(seed)

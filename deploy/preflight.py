@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from data_pipeline import quality
@@ -20,6 +22,7 @@ from trainer.config import ConfigError, JobConfig, Problem, check_server_folders
 from trainer.coordinator.resume import newest_complete
 from trainer.gpu import native
 from trainer.location import Checkpoints
+from trainer.model_check import ModelCheck
 from trainer.object_store import ObjectStore
 from trainer.process import reserve_port
 from trainer.trained import inputs_of, trained_with
@@ -52,7 +55,7 @@ def check(
     restore: str | None = None,
     resume: Literal["auto", "always", "never"] = "auto",
 ) -> Preflight:
-    """Looks at the environment, every file's footer, the first rows of the data, and the ports and store of the job.
+    """Looks at the environment, the model, every file's footer, the first rows, and the folders, ports and store.
 
     Args:
         job: what is to run.
@@ -62,7 +65,8 @@ def check(
         resume: see `deploy.launcher.run_local`.
 
     Raises:
-        ConfigError: the job lacks what the mode needs, or has folders that servers cannot use.
+        ConfigError: the job lacks what the mode needs, its model cannot be built, or it has folders that cannot be
+            written to or that servers cannot use.
         pserver.errors.RequirementError: wrong Paddle or protobuf.
         trainer.native.NativeError: the job insists on operators or products that this machine has not.
         trainer.gpu.native.GpuError: the job wants a GPU, and this machine has none or no kernels for it.
@@ -84,6 +88,14 @@ def check(
     if mode == "train":
         _check_lifecycles(job)
     check_server_folders(job)
+    check_folders(job)
+    with ModelCheck(job, here=here) as model:
+        found = _check_data(job, mode, paddle, restore, resume)
+        model.finish()
+    return found
+
+
+def _check_data(job: JobConfig, mode: str, paddle: str, restore: str | None, resume: str) -> Preflight:
     datasets = {}
     for part in ("train", "eval"):
         paths = getattr(job.data, part)
@@ -130,6 +142,49 @@ def _check_inputs(
         for dataset in datasets.values():
             refitted = mode == "train" and resume == "always"
             dataset.signature.check(known, trained_with(address), refitted=refitted)
+
+
+def check_folders(job: JobConfig) -> None:
+    """Whether what a run writes can be written.
+
+    Raises:
+        ConfigError: a folder of the job is a file, lies below one, or may not be written to.
+    """
+    folders = {
+        "run_dir": job.run_dir,
+        "checkpoint.directory": job.checkpoint.directory,
+        "checkpoint.staging": job.checkpoint.staging,
+        "metrics.targets": job.metrics.targets,
+        "data.quarantine_directory": job.data.quarantine_directory,
+        "train.days.publish.directory": job.train.days.publish.directory
+        if job.train.days and job.train.days.publish
+        else None,
+    }
+    problems = [
+        Problem(key, f"{reason}. Give another folder, or make this one writable")
+        for key, folder in folders.items()
+        if folder is not None and "://" not in folder and (reason := _unwritable(Path(folder).absolute())) is not None
+    ]
+    if problems:
+        raise ConfigError(job.name, problems)
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why a folder cannot be made or written to; None if it can. Leaves nothing."""
+    place = folder
+    try:
+        while not place.exists():
+            if place.is_symlink():
+                return f"{place} is a link to nothing"
+            if place == place.parent:
+                break
+            place = place.parent
+        if not place.is_dir():
+            return f"{place} is a file, so it can hold nothing"
+        Path(tempfile.mkdtemp(prefix=".paddlewheel-", dir=place)).rmdir()  # permissions alone do not tell, as in /proc
+    except OSError as error:
+        return f"{place} cannot be written to: {error.strerror}"
+    return None
 
 
 def _every(_: SourceFile) -> bool:

@@ -1,7 +1,6 @@
-"""How much memory, disk and time a job's tables take: the numbers behind the sizing guide and the manifests.
+"""How much memory, disk and time a job takes: the numbers behind the sizing guide and the manifests.
 
-Measured on Paddle 2.6.2 (x86-64, 600,000 keys a table), bytes a key: AdaGrad at width 8, 16, 32 and 64: 183, 224, 316
-and 488; SGD at width 16: 194; Adam at width 16 and 64: 370 and 1003. `bytes_per_key` says as much, or up to 21 % more.
+What a key takes is in `pserver.sizing`, which every plan shares.
 """
 
 from __future__ import annotations
@@ -10,27 +9,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pserver.config import TableConfig
+from pserver.sizing import SizingError, bytes_per_key, saved_bytes_per_key, server_memory_bytes
 from trainer.config import JobConfig
 
-_SERVER_BASE_BYTES = 300 << 20
-"""A server without keys: 201 MiB measured, and its agent, 60 MiB."""
 _TRAINER_BASE_BYTES = 700 << 20
 """A trainer with a small model and its agent: 500 MiB and 60 MiB measured."""
-_HEADROOM = 1.3
-"""Servers are not loaded exactly evenly, a save needs buffers, and tables grow."""
-_ENTRY_BYTES, _FLOAT_BYTES = 95, 5.5
-"""Of a key in the server: hash map entry and allocation; a float of 4 bytes with what the allocator adds."""
-_TEXT_BYTES_PER_FLOAT = 10
-_TEXT_ENTRY_BYTES = 40
 _SAVED_KEYS_PER_SECOND = 140_000
 """Of one server with one core at width 16; 279,000 were measured on two."""
 
 _DEFAULT_KEYS = 10_000_000
-
-
-class SizingError(ValueError):
-    """Numbers were given for a table that the job has not."""
 
 
 @dataclass(frozen=True)
@@ -56,28 +43,11 @@ class Sizing:
     save_seconds: float
 
 
-def floats_per_key(table: TableConfig) -> int:
-    """Floats of a key in the server: counts, weights, and the state of the update rule."""
-    state = {
-        "sgd": (0, 0),
-        "adagrad": (1, 1),
-        "adagrad_elementwise": (1, table.width),
-        "adam": (4, 2 * table.width + 2),
-        "adam_shared": (4, 4),
-    }[table.optimizer.rule]
-    return 5 + 1 + table.width + sum(state)
-
-
-def bytes_per_key(table: TableConfig) -> float:
-    """Server memory of one key."""
-    return _ENTRY_BYTES + _FLOAT_BYTES * floats_per_key(table)
-
-
 def size(job: JobConfig, keys: Mapping[str, int] | None = None) -> Sizing:
     """The needs of a job whose tables grow to these numbers of keys (10 million each where nothing is said).
 
     Raises:
-        SizingError: `keys` names a table that the job does not use.
+        SizingError: `keys` names a table that the job does not use, or the job has none.
     """
     used = {name: job.tables[name] for name in job.data.tables}
     unknown = sorted(set(keys or {}) - set(used))
@@ -85,12 +55,9 @@ def size(job: JobConfig, keys: Mapping[str, int] | None = None) -> Sizing:
         raise SizingError(f"the job uses no table {unknown[0]!r}; it uses {', '.join(used)}")
     numbers = {name: (keys or {}).get(name, _DEFAULT_KEYS) for name in used}
     table_bytes = sum(bytes_per_key(table) * numbers[name] for name, table in used.items())
-    checkpoint = sum(
-        (_TEXT_ENTRY_BYTES + _TEXT_BYTES_PER_FLOAT * floats_per_key(table)) * numbers[name]
-        for name, table in used.items()
-    )
+    checkpoint = sum(saved_bytes_per_key(table) * numbers[name] for name, table in used.items())
     servers = job.cluster.servers
-    server = _SERVER_BASE_BYTES + _HEADROOM * table_bytes / servers
+    server = server_memory_bytes(table_bytes, servers)
     widest = max(table.pull_width for table in used.values())
     ids_per_row = sum(feature.max_length or 1 for feature in job.data.sparse)
     batch = job.data.batch_rows * (ids_per_row * (8 + 2 * 4 * widest) + 4 * len(job.data.dense_columns))

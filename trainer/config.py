@@ -30,10 +30,13 @@ from trainer.location import KEY_FOUND, KEY_REMEDY, holds_secret, is_remote
 from trainer.models.config import AnyModelConfig, DeepFMConfig
 from trainer.settings import TrainConfig, WarmStartConfig
 from trainer.telemetry.config import MetricsConfig
+from trainer.written_forms import expected_form
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 _STORES = ("s3", "gs", "hdfs")
 _MOST_ROWS_PER_STEP = 1 << 24
+_MAX_ROLES = 10_000
+"""Servers, and trainers, of a job: each is a process."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,10 @@ class _Section(BaseModel):
 class ClusterConfig(_Section):
     """How many roles there are, and where they listen."""
 
-    servers: int = Field(default=1, ge=1)
+    servers: int = Field(default=1, ge=1, le=_MAX_ROLES)
     """Parameter servers. Each holds its share of every table."""
 
-    trainers: int = Field(default=1, ge=1)
+    trainers: int = Field(default=1, ge=1, le=_MAX_ROLES)
     """Trainers. Each reads its share of the rows."""
 
     address: str = "127.0.0.1"
@@ -84,7 +87,7 @@ class ClusterConfig(_Section):
     server_ports: tuple[Port, ...] | None = None
     """TCP port of each parameter server, in rank order, as many as `cluster.servers`. None: free ones are chosen."""
 
-    trainer_threads: int | None = Field(default=None, ge=1)
+    trainer_threads: int | None = Field(default=None, ge=1, le=4096)
     """CPU threads of each trainer's dense part. None: the machine's cores divided by the trainers."""
 
 
@@ -103,7 +106,7 @@ class CheckpointConfig(_Section):
     every_steps: int | None = Field(default=None, ge=1)
     """Steps between checkpoints during training. None: steps do not count."""
 
-    every_minutes: float | None = Field(default=None, gt=0)
+    every_minutes: float | None = Field(default=None, ge=0.001, le=1e7)
     """Minutes between checkpoints during training. None: time does not count. There is always one at the end."""
 
     keep: int = Field(default=3, ge=1)
@@ -185,7 +188,7 @@ class JobConfig(_Section):
         Raises:
             ConfigError: as in `load`.
         """
-        problems = list(_not_finite(raw))
+        problems = list(_check_plain(raw))
         known = {problem.path for problem in problems}
         try:
             job = cls.model_validate(raw)
@@ -366,18 +369,6 @@ def check_server_folders(job: JobConfig, restore: str | None = None) -> None:
         raise ConfigError(job.name, problems)
 
 
-def _not_finite(value: Any, path: str = "") -> Iterator[Problem]:
-    """Numbers that are none. The processes of a run tell each other the job as JSON, where they would become null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        yield Problem(path, f"is {value}; a number in a job must be finite: give the largest one that makes sense")
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _not_finite(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, (list, tuple)):
-        for index, inner in enumerate(value):
-            yield from _not_finite(inner, f"{path}.{index}")
-
-
 def _check_step(job: JobConfig) -> Iterator[Problem]:
     """What all trainers take in one step."""
     step_rows = job.data.batch_rows * job.cluster.trainers
@@ -425,6 +416,8 @@ def _check_days(job: JobConfig) -> Iterator[Problem]:
 
 
 _MERGE = "tag:yaml.org,2002:merge"
+_MAX_BYTES, _MAX_VALUES, _MAX_DEPTH = 16 << 20, 1_000_000, 100
+"""Of a job file. More is no job, and would keep whoever reads it busy for long."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -434,17 +427,69 @@ class _Loader(yaml.SafeLoader):
     traps in a job file.
     """
 
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, f"is nested more than {_MAX_DEPTH} deep", mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        if node is not None:
+            _check_expanded(node)
+        return node
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, yaml.Mark] = {}
         for key_node, _ in node.value:
             if key_node.tag == _MERGE:
                 continue
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key_node, yaml.ScalarNode):
+                message = "a list or section cannot be a key"
+                raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
             if key in seen:
                 message = f"the key {key!r} stands twice (first on line {seen[key].line + 1})"
                 raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
             seen[key] = key_node.start_mark
         return super().construct_mapping(node, deep)
+
+
+def _check_expanded(root: yaml.Node) -> None:
+    """Refuses aliases that make a few lines a value without end, before anything is built from them."""
+    known: dict[int, tuple[int, int]] = {}
+
+    def measure(node: yaml.Node) -> tuple[int, int]:
+        """Values in all, and levels."""
+        if id(node) in known:
+            size, depth = known[id(node)]
+            if not size:
+                raise yaml.composer.ComposerError(
+                    None, None, "an alias (*) stands inside its own anchor (&)", mark(node)
+                )
+            return size, depth
+        known[id(node)] = (0, 0)  # being measured
+        size, depth = 1, 0
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        for part in parts:
+            for child in part if isinstance(part, tuple) else (part,):
+                child_size, child_depth = measure(child)
+                size, depth = size + child_size, max(depth, child_depth)
+        if size > _MAX_VALUES or depth >= _MAX_DEPTH:
+            limit = f"{_MAX_VALUES:,} values" if size > _MAX_VALUES else f"{_MAX_DEPTH} levels"
+            raise yaml.composer.ComposerError(None, None, f"aliases (*) make this more than {limit}", mark(node))
+        known[id(node)] = (size, depth + 1)
+        return known[id(node)]
+
+    def mark(node: yaml.Node) -> Any:
+        return node.start_mark
+
+    measure(root)
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -473,6 +518,12 @@ def _parse_yaml(text: str, source: str) -> Any:
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         what = getattr(error, "problem", None) or str(error)
         raise ConfigError(source, [Problem("", f"{where}not readable as YAML: {what}")]) from None
+    except (
+        ValueError,
+        TypeError,
+        OverflowError,
+    ) as error:  # such as a number of 5,000 digits, or !!binary of no base64
+        raise ConfigError(source, [Problem("", f"not readable as YAML: {str(error).partition(';')[0]}")]) from None
 
 
 def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -486,13 +537,13 @@ def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _read(source: str) -> dict[str, Any]:
     try:
-        text = Path(source).read_text(encoding="utf-8")
+        text = _read_text(Path(source))
     except FileNotFoundError:
         folder = Path(source).absolute().parent
         near = sorted(p.name for p in folder.glob("*.y*ml")) if folder.is_dir() else []
         hint = f". Job files in {folder}: {', '.join(near)}" if near else f". The working directory is {Path.cwd()}"
         raise ConfigError(source, [Problem("", f"there is no such job file{hint}")]) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # of UTF-8, or of a path with a zero byte
         raise ConfigError(source, [Problem("", f"cannot be read: {error}")]) from None
     raw = _parse_yaml(text, source)
     if not isinstance(raw, dict):
@@ -500,6 +551,15 @@ def _read(source: str) -> dict[str, Any]:
         message = f"a job file is a YAML mapping with keys such as `name` and `data`; this is {kind}"
         raise ConfigError(source, [Problem("", message)])
     return raw
+
+
+def _read_text(path: Path) -> str:
+    """A file's text. What is no file, such as /dev/zero, or too large for a job is not read through."""
+    with path.open("rb") as file:
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it is larger than {_MAX_BYTES >> 20} MiB, so it is no job file")
+    return content.decode("utf-8-sig")
 
 
 def _apply(raw: dict[str, Any], override: str, source: str) -> None:
@@ -519,7 +579,7 @@ def _apply(raw: dict[str, Any], override: str, source: str) -> None:
         last = position == len(steps) - 1
         index: str | int = step
         if isinstance(here, list):
-            if not step.isdigit() or int(step) >= len(here):
+            if not (step.isascii() and step.isdecimal() and len(step) < 10) or int(step) >= len(here):
                 raise refuse(f"{done} is a list of {len(here)} entries, so {step!r} is not one of 0 to {len(here) - 1}")
             index = int(step)
         elif not isinstance(here, dict):
@@ -530,6 +590,52 @@ def _apply(raw: dict[str, Any], override: str, source: str) -> None:
             if isinstance(here, dict) and here.get(step) is None:
                 here[step] = {}
             here = here[index]
+
+
+_LARGEST, _SMALLEST = 3e38, 1e-37  # of a float32, in which rates and bounds end up
+
+
+def _check_plain(value: Any, path: tuple[str, ...] = ()) -> Iterator[Problem]:
+    """What no job can hold, whatever the key: numbers that no machine type has, text that no path or log can hold."""
+    where = ".".join(path)
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                shown = "null" if key is None else str(key).lower() if isinstance(key, bool) else str(key)
+                yield Problem(where, f"the key {shown} is no text: write it in quotes, '{shown}'")
+            else:
+                yield from _check_text(key, where)
+                yield from _check_plain(inner, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            yield from _check_plain(inner, (*path, str(index)))
+    elif isinstance(value, str):
+        yield from _check_text(value, where)
+    elif isinstance(value, bool) or value is None:
+        pass
+    elif isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            yield Problem(where, f"{_clipped(value)} does not fit in 64 bits")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            # the processes of a run tell each other the job as JSON, where it would become null
+            yield Problem(where, f"is {value}; a number in a job must be finite: give the largest one that makes sense")
+        elif abs(value) > _LARGEST or 0 < abs(value) < _SMALLEST:
+            yield Problem(where, f"{value:g} is outside of what a float32 holds ({_SMALLEST:g} to {_LARGEST:g}, and 0)")
+    elif not isinstance(value, BaseModel):
+        yield Problem(where, f"is a {type(value).__name__}; a job holds text, numbers, true, false, lists and sections")
+
+
+def _check_text(text: str, where: str) -> Iterator[Problem]:
+    if "\0" in text or (not text.isprintable() and any(0xD800 <= ord(letter) < 0xE000 for letter in text)):
+        yield Problem(where, f"{_clipped(text)} holds a zero byte or half a letter (a lone surrogate)")
+
+
+def _clipped(value: Any) -> str:
+    text = (
+        f"a number of {value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > 256 else repr(value)
+    )
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _absolute(value: Any) -> Any:
@@ -619,6 +725,11 @@ class _Place:
         return ".".join(map(str, self.path))
 
     @property
+    def key(self) -> str:
+        """What stands before the colon; empty for an entry of a list."""
+        return next((step for step in reversed(self.path[-1:]) if isinstance(step, str)), "")
+
+    @property
     def description(self) -> str:
         """The first sentence of what the key means."""
         for model in _models(self.parents):
@@ -639,12 +750,16 @@ def _locate(root: type[BaseModel], raw: Any, location: tuple[str | int, ...]) ->
         if is_key or (isinstance(value, (list, tuple)) and isinstance(step, int)):
             path.append(step)
             parents, kinds = kinds, _inside(kinds, step)
-            value = value.get(step) if isinstance(value, Mapping) else value[int(step)]
+            value = value.get(step) if isinstance(value, Mapping) else next(iter(value[int(step) :][:1]), None)
         elif isinstance(step, int):  # one entry written without its list, which the model made a list of
             kinds = _inside(kinds, step)
         else:
             kinds = [kind for kind in kinds if _is_member(kind, step)] or kinds
     return _Place(tuple(path), kinds, parents)
+
+
+_ABOUT_KEYS = frozenset({"missing", "extra_forbidden", "value_error"})
+"""Findings of pydantic that are about a key, or about several values at once, and not about the form of one value."""
 
 
 def _explain(root: type[BaseModel], raw: Any, error: ValidationError) -> Iterator[Problem]:
@@ -655,9 +770,21 @@ def _explain(root: type[BaseModel], raw: Any, error: ValidationError) -> Iterato
         if isinstance(across, _AcrossError):
             yield from across.problems
             continue
+        if item["type"] == "default_factory_not_called":  # the value that it would be made from has a finding
+            continue
         place = _locate(root, raw, item["loc"])
+        form = None if item["type"] in _ABOUT_KEYS else expected_form(place.key, place.kinds, item["input"])
+        if form is not None:
+            if form not in found.setdefault(place.path, []):
+                found[place.path].append(form)
+            continue
+        if item["type"] == "union_tag_not_found":
+            name = item["ctx"]["discriminator"].strip("'")
+            known = [value for model in _models(place.kinds) for value in get_args(model.model_fields[name].annotation)]
+            found.setdefault((*place.path, name), []).append(f"is required and missing: one of {', '.join(known)}")
+            continue
         if item["type"] == "union_tag_invalid":
-            problem = _unknown_tag(place, item["ctx"])
+            problem = _unknown_tag(place, item["ctx"], item["input"])
             found.setdefault((problem.path,), []).append(problem.message)
             continue
         found.setdefault(place.path, [])
@@ -670,13 +797,15 @@ def _explain(root: type[BaseModel], raw: Any, error: ValidationError) -> Iterato
             yield Problem(".".join(map(str, path)), ", or ".join(messages))
 
 
-def _unknown_tag(place: _Place, context: Mapping[str, str]) -> Problem:
+def _unknown_tag(place: _Place, context: Mapping[str, str], block: Any) -> Problem:
     """An unknown `kind` or `rule`: what is there, and what was probably meant."""
     name = context["discriminator"].strip("'()")
     tags = re.findall(r"'([^']*)'", context["expected_tags"])
     known = [tag for tag in tags if tag[:1].islower()]
     own = ", or your own as package.module:Class" if len(known) < len(tags) else ""
     given = context["tag"]
+    if isinstance(block, Mapping) and not isinstance(block.get(name), str):
+        return Problem(f"{place.text}.{name}", f"is one of {', '.join(known)}{own}; got {_clipped(block.get(name))}")
     return Problem(
         f"{place.text}.{name}",
         f"there is no {name} {given!r}{_did_you_mean(given, known)} Known: {', '.join(known)}{own}.",
@@ -684,8 +813,7 @@ def _unknown_tag(place: _Place, context: Mapping[str, str]) -> Problem:
 
 
 def _message(place: _Place, item: Any) -> str:
-    given = repr(item["input"])
-    given = given if len(given) <= 80 else given[:77] + "..."
+    given = _clipped(item["input"])
     meaning = f" ({place.description.rstrip('.')})" if place.description else ""
     if item["type"] == "extra_forbidden":
         known = sorted({name for model in _models(place.parents) for name in model.model_fields})

@@ -123,6 +123,9 @@ class ObjectStore(Checkpoints):
             import pyarrow as pa
             from pyarrow.fs import FileSystem
 
+            scheme, _, rest = self.location.partition("://")
+            if scheme != "hdfs" and not re.match(r"[A-Za-z0-9]", rest):
+                raise CheckpointError(f"{self.location} names no bucket: write {scheme}://bucket/prefix")
             try:
                 filesystem, root = FileSystem.from_uri(self.location)
                 if filesystem.type_name == "s3":

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from trainer import native
 from trainer.compressed_sum import CompressedSum
 from trainer.dense_sync import DenseSync
-from trainer.models import ModelConfig, build
+from trainer.models import ModelConfig, ModelError, build
 from trainer.models.base import FeatureSpec, ModelInputs, SequenceInput, Variable
 from trainer.settings import DenseOptimizerConfig, WireType
 
@@ -198,6 +198,10 @@ def _padded(feed: Mapping[str, NDArray[Any]], num_rows: int) -> dict[str, NDArra
     }
 
 
+class OtherDenseError(ValueError):
+    """A saved dense part is of another model."""
+
+
 class ExportedProgram:
     """Prediction as `DenseProgram.save_inference` wrote it; needs nothing of the model's code. Call from one thread."""
 
@@ -239,13 +243,15 @@ class DenseProgram:
         model: the job's `model` block.
         optimizer: the job's `train.dense` block.
         seed: initial parameters depend on this alone, so they are equal on every trainer.
-        rank: makes dropout differ between trainers.
+        rank: makes dropout differ between trainers. None: the programs are built, to see whether they can be, and hold
+            no memory; nothing can be run then.
         logit_shift: added to the log-odds of predictions, not in training (`trainer.sampling.logit_shift`).
         operators: precision of our operators' products; None: Paddle's own operators alone.
         pad_rows: compute gradients with rows of weight 0 behind the batch's own, up to one of a few row counts: for a
             job whose batches would each have another one, and so products or a CUDA graph of their own to be prepared.
 
     Raises:
+        ModelError: the features do not fit the model, or it is a user's own and not as it must be.
         NativeError: our operators are asked for and cannot be had.
     """
 
@@ -258,7 +264,7 @@ class DenseProgram:
         model: ModelConfig,
         optimizer: DenseOptimizerConfig,
         seed: int,
-        rank: int,
+        rank: int | None,
         logit_shift: float = 0.0,
         operators: native.Precision | None = None,
         pad_rows: bool = False,
@@ -278,6 +284,7 @@ class DenseProgram:
             pulled, inputs = self._inputs(num_dense)
             layer = build(feature_spec(layouts, num_dense, num_labels), model)
             logit_BY = layer(inputs)
+            _check_logits(logit_BY, num_labels, model.kind)
             # of the first label: that is the one whose rows are sampled
             shift_Y = np.where(np.arange(num_labels) == 0, logit_shift, 0.0).astype(np.float32)
             self._shifted = logit_BY + paddle.assign(shift_Y) if logit_shift else logit_BY
@@ -300,7 +307,9 @@ class DenseProgram:
         names = {p.name: name for name, p in named}
         self.output_biases = [(names[p.name], place) for p, place in layer.output_biases()]
         """Parameter and place of each label's bias (`Model.output_biases`); empty: the model names none."""
-        assert len(self.output_biases) in {0, num_labels}, self.output_biases
+        _check_biases(self.output_biases, num_labels, model.kind)
+        if rank is None:
+            return
         apply_startup = self._build_apply(named, optimizer)
         _seed_initializers(startup, seed)
         with paddle.static.scope_guard(self._scope):
@@ -475,17 +484,17 @@ class DenseProgram:
         """Set everything that `state` names.
 
         Raises:
-            ValueError: a name or a shape differs from this model's.
+            OtherDenseError: a name or a shape differs from this model's.
         """
         missing, extra = sorted(set(self._variables) - set(state)), sorted(set(state) - set(self._variables))
         if missing or extra:
-            raise ValueError(
+            raise OtherDenseError(
                 f"the saved dense part is of another model: it lacks {missing[:5]}, it has more {extra[:5]}"
             )
         for name, value in state.items():
             tensor = self._tensor(self._variables[name])
             if list(tensor.shape()) != list(value.shape):
-                raise ValueError(
+                raise OtherDenseError(
                     f"dense parameter {name} is {list(value.shape)} in the file, {tensor.shape()} in the job"
                 )
             tensor.set(np.ascontiguousarray(value), paddle.CPUPlace())
@@ -494,7 +503,7 @@ class DenseProgram:
         """Set the parameters alone; the optimizer's moments stay as they are.
 
         Raises:
-            ValueError: a name or a shape differs from this model's.
+            OtherDenseError: a name or a shape differs from this model's.
         """
         self.load_state({**self.state(), **parameters})
 
@@ -535,9 +544,27 @@ def _building(main: Any, startup: Any, prefix: str) -> Iterator[None]:
 def _check_used(names: list[str], grads: list[Variable | None], kind: str) -> None:
     unused = [name for name, grad in zip(names, grads, strict=True) if grad is None]
     if unused:
-        raise ValueError(
+        raise ModelError(
             f"model {kind}: the loss does not depend on {', '.join(unused)}. Every table and parameter must take part "
             "in it: leave unused features out of the job, unused layers out of the model."
+        )
+
+
+def _check_logits(logit_BY: Variable, num_labels: int, kind: str) -> None:
+    """With another shape the loss would be taken over pairs that do not belong together, without a word."""
+    shape = list(getattr(logit_BY, "shape", ()))
+    if len(shape) != 2 or shape[1] not in (num_labels, -1):
+        raise ModelError(
+            f"model {kind}: forward returns {f'an array {shape}' if shape else type(logit_BY).__name__}, and log-odds "
+            f"[batch rows, {num_labels}] are needed: a number a row for each of data.labels"
+        )
+
+
+def _check_biases(biases: Sequence[tuple[str, int]], num_labels: int, kind: str) -> None:
+    if len(biases) not in {0, num_labels}:
+        raise ModelError(
+            f"model {kind}: output_biases names {len(biases)} places, and data.labels has {num_labels} labels: name "
+            "one for each, or none"
         )
 
 

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from data_pipeline.errors import DataError
 from data_pipeline.recipes import delimited, preparation
+from data_pipeline.recipes.delimited import BadLine, Format, Notes
 from data_pipeline.recipes.preparation import Advance, Progress, Split
 
 HEX = (
@@ -40,20 +42,23 @@ def prepare(
     directory: str | Path,
     split: Split,
     *,
+    on_bad_line: BadLine = "fail",
     threads: int = 2,
+    notes: Notes | None = None,
     on_progress: Progress | None = None,
 ) -> dict[str, int]:
     """Writes `train/` and `eval/` below `directory`. The file is in order of time, so split `order` evaluates on its
     end.
     """
-    settings = {"recipe": "avazu", "version": 1}
+    settings = {"recipe": "avazu", "version": 1, "on_bad_line": on_bad_line}
+    convert = partial(_convert, form=Format(on_bad_line=on_bad_line), notes=notes)
     return preparation.prepare(
-        sources, directory, _convert, split, settings=settings, threads=threads, on_progress=on_progress
+        sources, directory, convert, split, settings=settings, threads=threads, on_progress=on_progress
     )
 
 
-def _convert(source: Path, advance: Advance) -> Iterator[pa.RecordBatch]:
-    for batch in delimited.read(source, advance, types=_TYPES):
+def _convert(source: Path, advance: Advance, *, form: Format, notes: Notes | None) -> Iterator[pa.RecordBatch]:
+    for batch in delimited.read(source, advance, types=_TYPES, form=form, notes=notes):
         if batch.column("hour").null_count:
             raise DataError(f"{source}, column hour: a value is missing")
         stamp = batch.column("hour").to_numpy()

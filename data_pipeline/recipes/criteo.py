@@ -5,12 +5,14 @@ value that occurs in two columns is two features.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from data_pipeline.recipes import delimited, preparation
+from data_pipeline.recipes.delimited import BadLine, Format, Notes
 from data_pipeline.recipes.preparation import Advance, Progress, Split
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))
@@ -23,23 +25,31 @@ def prepare(
     directory: str | Path,
     split: Split,
     *,
+    on_bad_line: BadLine = "fail",
     threads: int = 2,
+    notes: Notes | None = None,
     on_progress: Progress | None = None,
 ) -> dict[str, int]:
     """Writes `train/` and `eval/` below `directory`, one part per source (a day file, or all). Returns row counts."""
-    settings = {"recipe": "criteo", "version": 1}
+    settings = {"recipe": "criteo", "version": 1, "on_bad_line": on_bad_line}
+    form = Format(delimiter="\t", header=False, quoted=False, on_bad_line=on_bad_line)
+    convert = partial(_convert, form=form, notes=notes)
     return preparation.prepare(
-        sources, directory, _convert, split, settings=settings, threads=threads, on_progress=on_progress
+        sources, directory, convert, split, settings=settings, threads=threads, on_progress=on_progress
     )
 
 
-def _convert(source: Path, advance: Advance) -> Iterator[pa.RecordBatch]:
-    for batch in delimited.read(source, advance, types=_TYPES, delimiter="\t", header=False, quoted=False):
+def _convert(source: Path, advance: Advance, *, form: Format, notes: Notes | None) -> Iterator[pa.RecordBatch]:
+    for batch in delimited.read(source, advance, types=_TYPES, form=form, notes=notes, hint=_hint):
         arrays = [
             delimited.hex_to_int64(batch.column(n), f"{source}, column {n}") if n in SPARSE else batch.column(n)
             for n in _TYPES
         ]
         yield pa.record_batch(arrays, names=list(_TYPES))
+
+
+def _hint(num_fields: int) -> str:
+    return ". Criteo's test files, which have no label, have 39 fields" if num_fields == len(_TYPES) - 1 else ""
 
 
 def data_section(directory: str | Path) -> dict[str, Any]:

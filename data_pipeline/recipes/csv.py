@@ -1,7 +1,8 @@
-"""Any delimited text with a header and a declared schema."""
+"""Any delimited text with a declared schema."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pyarrow.compute as pc
 
 from data_pipeline.errors import DataError
 from data_pipeline.recipes import delimited, preparation
+from data_pipeline.recipes.delimited import Format, Notes
 from data_pipeline.recipes.preparation import Advance, Progress, Split
 
 _TYPES = {
@@ -40,24 +42,36 @@ def prepare(
     split: Split,
     schema: Mapping[str, str],
     *,
-    delimiter: str = ",",
+    form: Format = delimited.PLAIN,
+    delimiter: str | None = None,
     list_delimiter: str = "|",
     threads: int = 2,
+    notes: Notes | None = None,
     on_progress: Progress | None = None,
 ) -> dict[str, int]:
-    """Writes the columns of `schema` to `train/` and `eval/` below `directory`. Returns row counts."""
+    """Writes the columns of `schema` to `train/` and `eval/` below `directory`. Returns row counts.
+
+    `delimiter` replaces that of `form`. Empty parts of a list, and parts that mean null, are left
+    out. `notes` gets what a person should know.
+    """
+    if delimiter is not None:
+        form = replace(form, delimiter=delimiter)
+    if not list_delimiter:
+        raise DataError("--list-delimiter is empty: give the text between the values of a list, such as '|'")
 
     def convert(source: Path, advance: Advance) -> Iterator[pa.RecordBatch]:
         types = {n: pa.string() if k.startswith("list<") else _TYPES[k] for n, k in schema.items()}
-        for batch in delimited.read(source, advance, types=types, delimiter=delimiter):
-            arrays = [_column(batch.column(n), k, list_delimiter, f"{source}, column {n}") for n, k in schema.items()]
+        for batch in delimited.read(source, advance, types=types, form=form, notes=notes):
+            arrays = [
+                _column(batch.column(n), k, list_delimiter, form, f"{source}, column {n}") for n, k in schema.items()
+            ]
             yield pa.record_batch(arrays, names=list(schema))
 
     settings = {
         "recipe": "csv",
-        "version": 1,
+        "version": 2,
         "schema": dict(schema),
-        "delimiter": delimiter,
+        "format": asdict(form),
         "list_delimiter": list_delimiter,
     }
     return preparation.prepare(
@@ -65,15 +79,16 @@ def prepare(
     )
 
 
-def _column(array: pa.Array, kind: str, list_delimiter: str, what: str) -> pa.Array:
+def _column(array: pa.Array, kind: str, list_delimiter: str, form: Format, what: str) -> pa.Array:
     if kind == "hex":
         return delimited.hex_to_int64(array, what)
     if not kind.startswith("list<"):
         return array
     lists = pc.split_pattern(array, list_delimiter)
+    inner = kind[5:-1]
+    offsets, text = delimited.cleaned_lists(lists, form, trim=form.trim or inner != "string")
     try:
-        values = _column(lists.values, kind[5:-1], list_delimiter, what)
-        values = values if kind == "list<hex>" else values.cast(_TYPES[kind[5:-1]])
+        values = delimited.hex_to_int64(text, what) if inner == "hex" else text.cast(_TYPES[inner])
     except pa.ArrowInvalid as error:
-        raise DataError(f"{what}: {error}") from error
-    return pa.ListArray.from_arrays(lists.offsets, values, mask=lists.is_null())
+        raise DataError(f"{what}: {error}{delimited.remedy(str(error), form)}") from error
+    return pa.ListArray.from_arrays(offsets, values, mask=lists.is_null())

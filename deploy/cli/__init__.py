@@ -12,6 +12,7 @@ into words and exit codes:
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -79,6 +80,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     except Exception as error:  # noqa: BLE001 -- the last stop before the user
         kind = type(error)
+        if isinstance(error, OSError) and kind.__module__ == "builtins" and error.errno is not None:
+            return _failed_by_the_system(error, arguments)
         if kind.__module__.partition(".")[0] not in _OURS:
             traceback.print_exc()
             return _fail(kind.__name__, f"this is a mistake in paddlewheel: {error}", EXIT_RETRY, arguments)
@@ -90,8 +93,24 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+_REFUSALS = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.EINVAL, errno.ENOTSUP),
+}
+"""What a system says of a path or address that will not do tomorrow either."""
+
+
+def _failed_by_the_system(error: OSError, arguments: Sequence[str]) -> int:
+    """What the operating system refuses is no mistake of ours: a path that cannot be used, or a full disk."""
+    if os.environ.get("PADDLEWHEEL_TRACEBACK"):
+        traceback.print_exception(error)
+    names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    message = f"{names}: {error.strerror}" if names else str(error.strerror)
+    return _fail(type(error).__name__, message, EXIT_FIX_JOB if error.errno in _REFUSALS else EXIT_RETRY, arguments)
+
+
 def _fail(kind: str, message: str, code: int, arguments: Sequence[str]) -> int:
-    print(f"paddlewheel: {message}", file=sys.stderr)
+    print(f"paddlewheel: {message.encode(errors='backslashreplace').decode()}", file=sys.stderr)
     if "--json" in arguments:
         print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": code}}))
     return code

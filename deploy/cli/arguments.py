@@ -2,8 +2,9 @@
 
 import contextlib
 import json as json_module
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +32,19 @@ Overrides = Annotated[
         help="Change one value of the job, for example `--set cluster.trainers=4`. May be given several times.",
     ),
 ]
+
+
+def check_host_and_port(_: Any, address: Any) -> None:
+    """Validator of an option that takes HOST:PORT. Raises ValueError."""
+    for one in address if isinstance(address, tuple) else (address,):
+        host, _colon, port = (one or "").rpartition(":")
+        if one is not None and (not re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[^\s:/]+", host) or not _is_port(port)):
+            raise ValueError(f"{one!r} is no address: write HOST:PORT, such as 127.0.0.1:7070 or [::1]:7070")
+
+
+def _is_port(text: str) -> bool:
+    return bool(re.fullmatch(r"[0-9]{1,5}", text)) and int(text) < 65536
+
 
 Json = Annotated[
     bool,
@@ -87,7 +101,7 @@ def find_model(
         if job is None:
             job = JobConfig.from_settings(trained.settings, overrides, str(trained.path))
         else:
-            _check_same(job, trained)
+            check_same(job, trained.settings, str(trained.path), typed=trained.inputs is None)
         yield job, trained
 
 
@@ -112,13 +126,33 @@ def _local(location: str) -> Iterator[Path]:
         yield path
 
 
-def _check_same(job: "JobConfig", trained: "TrainedModel") -> None:
+def check_same(
+    job: "JobConfig", trained: Mapping[str, Any], path: str, *, typed: bool = True, shapes_alone: bool = False
+) -> None:
+    """Whether a model was trained by a job with the same features, tables and model.
+
+    Args:
+        job: the job that is to use it.
+        trained: the settings of the job that trained it.
+        path: where it is, for the message.
+        typed: whether the declared types of features count; no where the model knows what it was trained on.
+        shapes_alone: of tables, only what their rows consist of must be the same.
+
+    Raises:
+        OtherModelError: a value differs that the model depends on.
+    """
     from trainer.coordinator.resume import differences, without_types
 
-    before, now = trained.settings, job.model_dump(mode="json")
-    if trained.inputs is not None:
+    before: Mapping[str, Any] = trained
+    now: Mapping[str, Any] = job.model_dump(mode="json")
+    if not typed:
         before, now = without_types(before), without_types(now)
-    sections = {"seed": None, "model": None, "tables": None, "data": ("labels", "dense", "sparse")}
+    features = ("labels", "dense", "sparse")
+    sections: dict[str, tuple[str, ...] | None] = {"seed": None, "model": None, "tables": None, "data": features}
+    if shapes_alone:
+        sections = {"model": None, "data": features, "tables": job.data.tables}
+        before = {**before, "tables": _shapes(before, job.data.tables)}
+        now = {**now, "tables": _shapes(now, job.data.tables)}
     changed = [
         line
         for section, keys in sections.items()
@@ -127,9 +161,14 @@ def _check_same(job: "JobConfig", trained: "TrainedModel") -> None:
     if changed:
         more = f"\n  and {len(changed) - 5} more" if len(changed) > 5 else ""
         raise OtherModelError(
-            f"{trained.path} was trained by a job with other values:\n  " + "\n  ".join(changed[:5]) + more + "\n"
+            f"{path} was trained by a job with other values:\n  " + "\n  ".join(changed[:5]) + more + "\n"
             "Use the job file that trained it, or name the checkpoint alone: it knows its job"
         )
+
+
+def _shapes(settings: Mapping[str, Any], used: Iterable[str]) -> dict[str, Any]:
+    rows = ("width", "first_order")
+    return {name: {key: settings["tables"].get(name, {}).get(key) for key in rows} for name in used}
 
 
 def _part(settings: Any, section: str, keys: tuple[str, ...] | None) -> Any:

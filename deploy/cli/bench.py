@@ -47,7 +47,14 @@ Environment = Annotated[
         help="NAME=VALUE for every process of every system, ours and peers alike. May be given several times.",
     ),
 ]
-Many = Annotated[tuple[Count, ...], Parameter(consume_multiple=True, negative=())]
+
+
+def _some(_: Any, values: tuple[Any, ...]) -> None:
+    if not values:
+        raise ValueError("give at least one")
+
+
+Many = Annotated[tuple[Count, ...], Parameter(consume_multiple=True, negative=(), validator=_some)]
 
 
 # Options that several commands share; a class for each stretch of them in the help. Cyclopts fills in what is not given
@@ -152,7 +159,7 @@ def train(
     turns: Turns = _TURNS,
     servers: Count = 1,
     trainers: Count = 1,
-    only: Annotated[tuple[System, ...], Parameter(consume_multiple=True, negative=())] = _SYSTEMS,
+    only: Annotated[tuple[System, ...], Parameter(consume_multiple=True, negative=(), validator=_some)] = _SYSTEMS,
     device: Literal["cpu", "gpu"] = "cpu",
     ceilings: bool = True,
     torch_python: Path | None = None,
@@ -282,7 +289,7 @@ def ps(
 @app.command
 def tables(
     *,
-    keys: Annotated[tuple[Rows, ...], Parameter(consume_multiple=True, negative=())] = (
+    keys: Annotated[tuple[Rows, ...], Parameter(consume_multiple=True, negative=(), validator=_some)] = (
         1_000_000,
         5_000_000,
         20_000_000,

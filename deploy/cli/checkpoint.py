@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 
-from deploy.cli.arguments import Json, answer
+from deploy.cli.arguments import Json, answer, check_host_and_port
 
 if TYPE_CHECKING:
     from trainer.location import Checkpoints
@@ -67,9 +67,13 @@ def verify(location: Location, *, json: Json = False) -> int:
 
 @app.command
 def now(
-    address: Annotated[str, Parameter(help="HOST:PORT of the coordinator of the running job.")],
+    address: Annotated[
+        str, Parameter(validator=check_host_and_port, help="HOST:PORT of the coordinator of the running job.")
+    ],
     *,
-    timeout_seconds: Annotated[float, Parameter(help="How long to wait until it is committed.")] = 600.0,
+    timeout_seconds: Annotated[
+        float, Parameter(validator=validators.Number(gt=0, lte=1e8), help="How long to wait until it is committed.")
+    ] = 600.0,
     json: Json = False,
 ) -> None:
     """Ask a running job for a checkpoint at its next step, and wait until it is committed."""

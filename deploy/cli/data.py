@@ -1,17 +1,19 @@
 """`paddlewheel data ...`: from raw files to Parquet, and what a user should know about the data before training."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 
-from deploy.cli.arguments import JobFile, Json, Overrides, answer
+from deploy.cli.arguments import JobFile, Json, OptionError, Overrides, answer, say
 
 if TYPE_CHECKING:
     from data_pipeline.quality import Quality
+    from data_pipeline.recipes.delimited import Notes
 
 app = App(name="data", help="Prepare, generate and check data.")
 prepare = App(name="prepare", help="Raw files to Parquet.")
@@ -24,8 +26,11 @@ def parse_rows(text: str) -> int:
     """`400k` -> 400,000; `1m` -> 1,000,000."""
     lower = text.strip().lower().replace("_", "").replace(",", "")
     factor = {"k": 1_000, "m": 1_000_000, "b": 1_000_000_000}.get(lower[-1:], 1)
-    number = float(lower[:-1] if factor > 1 else lower) * factor
-    if number != int(number) or number < 1:
+    try:
+        number = float(lower[:-1] if factor > 1 else lower) * factor
+    except ValueError:
+        number = math.nan
+    if not 1 <= number < 2**63 or number != int(number):
         raise ValueError(f"{text!r} is not a number of rows (examples: 50000, 400k, 1m)")
     return int(number)
 
@@ -61,7 +66,7 @@ def check(
     *,
     sample_rows: Rows | None = None,
     out: Path | None = None,
-    server_memory_gb: float = 16.0,
+    server_memory_gb: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1e6))] = 16.0,
     overrides: Overrides = (),
     json: Json = False,
 ) -> int:
@@ -82,8 +87,11 @@ def check(
 
     from data_pipeline import quality, quality_page
     from data_pipeline.dataset import Dataset
+    from pserver import sizing
     from trainer.config import JobConfig
 
+    memory_bytes = server_memory_gb * 1e9
+    sizing.servers_needed(0, memory_bytes)  # refused before the data is read, if it is too little
     config = JobConfig.load(job, overrides)
     data = config.data.model_copy(update={"on_bad_file": "skip"})
     with _progress("footers", "files") as tick:
@@ -93,8 +101,11 @@ def check(
             dataset.agree_with(evaluation)
     with _progress("rows") as tick:
         found = quality.check(dataset, config.data, evaluation=evaluation, sample_rows=sample_rows, on_progress=tick)
-    widths = {name: table.pull_width for name, table in config.tables.items()}
-    quality.plan_capacity(found, config.data, widths, int(server_memory_gb * 1e9))
+    sizes = {
+        name: quality.KeySize(table.pull_width, sizing.bytes_per_key(table), sizing.saved_bytes_per_key(table))
+        for name, table in config.tables.items()
+    }
+    quality.plan_capacity(found, config.data, sizes, lambda total: sizing.servers_needed(total, memory_bytes))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "data-check.json").write_text(json_module.dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n")
@@ -197,7 +208,9 @@ def synth(
 SplitKind = Literal["random", "order", "permutation"]
 EvalFraction = Annotated[float, Parameter(help="Part of the rows that goes to eval/.")]
 Seed = Annotated[int, Parameter(help="Seed of the split.")]
-Threads = Annotated[int, Parameter(help="Source files that are converted at a time.")]
+Threads = Annotated[
+    int, Parameter(validator=validators.Number(gte=1, lte=256), help="Source files that are converted at a time.")
+]
 Kind = Annotated[
     SplitKind,
     Parameter(
@@ -208,13 +221,30 @@ Kind = Annotated[
 TrainRows = Annotated[Rows | None, Parameter(help="Number of training rows instead of eval-fraction.")]
 
 
-def _done(counts: dict[str, int], directory: Path) -> None:
+OnBadLine = Annotated[
+    Literal["fail", "skip"],
+    Parameter(help="A line with another number of fields ends the conversion, or is left out and counted."),
+]
+Nulls = Annotated[
+    tuple[str, ...],
+    Parameter(
+        negative=(),
+        allow_leading_hyphen=True,
+        help="A word that means a missing value, such as NULL; an empty field always does. May be given several times.",
+    ),
+]
+
+
+def _done(counts: dict[str, int], directory: Path, notes: "Notes | None" = None) -> None:
+    for line in notes.lines() if notes is not None else ():
+        say(f"note: {line}")
     print(f"{counts['train_rows']:,} training and {counts['eval_rows']:,} evaluation rows in {directory}")
 
 
 @prepare.command
 def criteo(
     *paths: Path,
+    on_bad_line: OnBadLine = "fail",
     eval_fraction: EvalFraction = 0.1,
     split: Kind = "random",
     seed: Seed = 0,
@@ -231,18 +261,23 @@ def criteo(
         Source files or folders (label, I1-I13, C1-C26, tab-separated), then the output folder.
     """
     from data_pipeline.recipes import criteo as recipe
+    from data_pipeline.recipes.delimited import Notes
     from data_pipeline.recipes.preparation import Split
 
     sources, directory = _sources_and_target(paths)
+    notes = Notes()
     with _progress("criteo", "bytes") as tick:
         how = Split(split, eval_fraction, seed, train_rows)
-        counts = recipe.prepare(sources, directory, how, threads=threads, on_progress=tick)
-    _done(counts, directory)
+        counts = recipe.prepare(
+            sources, directory, how, on_bad_line=on_bad_line, threads=threads, notes=notes, on_progress=tick
+        )
+    _done(counts, directory, notes)
 
 
 @prepare.command
 def avazu(
     *paths: Path,
+    on_bad_line: OnBadLine = "fail",
     eval_fraction: EvalFraction = 0.1,
     split: Kind = "order",
     seed: Seed = 0,
@@ -257,13 +292,17 @@ def avazu(
         Source files or folders, then the output folder.
     """
     from data_pipeline.recipes import avazu as recipe
+    from data_pipeline.recipes.delimited import Notes
     from data_pipeline.recipes.preparation import Split
 
     sources, directory = _sources_and_target(paths)
+    notes = Notes()
     with _progress("avazu", "bytes") as tick:
         how = Split(split, eval_fraction, seed, train_rows)
-        counts = recipe.prepare(sources, directory, how, threads=threads, on_progress=tick)
-    _done(counts, directory)
+        counts = recipe.prepare(
+            sources, directory, how, on_bad_line=on_bad_line, threads=threads, notes=notes, on_progress=tick
+        )
+    _done(counts, directory, notes)
 
 
 @prepare.command
@@ -293,14 +332,20 @@ def csv(
     *paths: Path,
     schema: str,
     delimiter: str = ",",
+    header: bool = True,
+    quotes: bool = True,
+    null: Nulls = (),
+    trim: Annotated[bool, Parameter(negative=())] = False,
+    encoding: str = "utf-8",
     list_delimiter: str = "|",
+    on_bad_line: OnBadLine = "fail",
     eval_fraction: EvalFraction = 0.1,
     split: Kind = "random",
     seed: Seed = 0,
     train_rows: TrainRows = None,
     threads: Threads = 2,
 ) -> None:
-    """Any delimited text with a header to train/ and eval/.
+    """Any delimited text to train/ and eval/; plain, or packed with gzip, bz2, zstd or lz4.
 
     Parameters
     ----------
@@ -310,30 +355,84 @@ def csv(
         Columns and types, such as 'click:int8, user:int64, tags:list<string>'. Types: int8 to int64, uint64, float32,
         float64, bool, string, date, timestamp, hex, and list<...> of these.
     delimiter
-        Between fields.
+        The character between fields; a tab may be written as in C.
+    header
+        Whether the first line names the columns. Without one, --schema names all columns in their order.
+    quotes
+        Whether "..." around a field makes delimiters and line breaks in it a part of the value.
+    trim
+        Cut spaces off names and values.
+    encoding
+        Of the text, such as latin-1, cp1252 or utf-16.
     list_delimiter
-        Between the values of a list.
+        Between the values of a list. Empty values are left out.
     """
     from data_pipeline.recipes import csv as recipe
+    from data_pipeline.recipes.delimited import Format, Notes
     from data_pipeline.recipes.preparation import Split
 
+    form = Format(_unescaped(delimiter), header, quotes, encoding, null, trim, on_bad_line)
+    columns = recipe.parse_schema(schema)
     sources, directory = _sources_and_target(paths)
+    notes = Notes()
     with _progress("csv", "bytes") as tick:
         how = Split(split, eval_fraction, seed, train_rows)
         counts = recipe.prepare(
             sources,
             directory,
             how,
-            recipe.parse_schema(schema),
-            delimiter=delimiter.encode().decode("unicode_escape"),
-            list_delimiter=list_delimiter,
+            columns,
+            form=form,
+            list_delimiter=_unescaped(list_delimiter),
             threads=threads,
+            notes=notes,
             on_progress=tick,
         )
-    _done(counts, directory)
+    _done(counts, directory, notes)
+
+
+@prepare.command(name=("libsvm", "libfm"))
+def libsvm(
+    *paths: Path,
+    on_bad_line: OnBadLine = "fail",
+    eval_fraction: EvalFraction = 0.1,
+    split: Kind = "random",
+    seed: Seed = 0,
+    train_rows: TrainRows = None,
+    threads: Threads = 2,
+) -> None:
+    """Libsvm or libfm text (`label index:value ...`) to train/ and eval/: columns label, ids, values, qid.
+
+    In a job: `sparse: [{name: ids, weights: values, max_length: 256}]`, and for -1/1 labels `label: {positive: 1}`.
+
+    Parameters
+    ----------
+    paths
+        Source files or folders, then the output folder.
+    """
+    from data_pipeline.recipes import libsvm as recipe
+    from data_pipeline.recipes.delimited import Notes
+    from data_pipeline.recipes.preparation import Split
+
+    sources, directory = _sources_and_target(paths)
+    notes = Notes()
+    with _progress("libsvm", "bytes") as tick:
+        how = Split(split, eval_fraction, seed, train_rows)
+        counts = recipe.prepare(
+            sources, directory, how, on_bad_line=on_bad_line, threads=threads, notes=notes, on_progress=tick
+        )
+    _done(counts, directory, notes)
+
+
+def _unescaped(text: str) -> str:
+    """A tab and the like may be typed as in C."""
+    try:
+        return text.encode("ascii").decode("unicode_escape") if "\\" in text else text
+    except UnicodeError:
+        return text
 
 
 def _sources_and_target(paths: tuple[Path, ...]) -> tuple[list[Path], Path]:
     if len(paths) < 2:
-        raise ValueError("give one or more sources and then the output folder")
+        raise OptionError("give one or more sources and then the output folder")
     return list(paths[:-1]), paths[-1]

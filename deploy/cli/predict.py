@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from deploy.cli.arguments import Checkpoint, Json, Model, Overrides, answer
+from deploy.cli.arguments import Checkpoint, Json, Model, Overrides, answer, check_host_and_port
 
 if TYPE_CHECKING:
     from trainer.config import JobConfig
@@ -42,7 +42,10 @@ def predict(
     ] = None,
     coordinator: Annotated[
         str | None,
-        Parameter(help="Score from the servers of a running job: HOST:PORT of its coordinator, as `train` prints it."),
+        Parameter(
+            validator=check_host_and_port,
+            help="Score from the servers of a running job: HOST:PORT of its coordinator, as `train` prints it.",
+        ),
     ] = None,
     checkpoint: Checkpoint = None,
     overrides: Overrides = (),
@@ -120,6 +123,7 @@ def _from_checkpoint(
         endpoints, identities = running.endpoints, running.identities
     saved = checkpoints.read(trained.path)
     used = {name: job.tables[name] for name in job.data.tables}
+    program = restored_program(job, used, saved, cpu_operators(job, predicts=True).precision)
     if coordinator is None:
         endpoints = resources.enter_context(local_servers(used, job.cluster.servers, place)).endpoints
     timeout = job.control.pull_timeout_seconds
@@ -130,7 +134,7 @@ def _from_checkpoint(
         client.load(saved.sparse)
     else:
         check_servers(client, saved.sparse, used)
-    return restored_program(job, used, saved, cpu_operators(job, predicts=True).precision), client
+    return program, client
 
 
 def _progress(total: int) -> Callable[[int], None]:

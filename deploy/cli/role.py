@@ -5,16 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 
-from deploy.cli.arguments import JobFile, Overrides
+from deploy.cli.arguments import JobFile, Overrides, check_host_and_port
 
 app = App(name="role", help="Run one role of a job: what a container or another machine starts.")
 
 Metrics = Annotated[
     str | None,
     Parameter(
-        name="--metrics", env_var="PADDLEWHEEL_METRICS", help="HOST:PORT of /metrics (a taken one warns); else none."
+        name="--metrics",
+        env_var="PADDLEWHEEL_METRICS",
+        validator=check_host_and_port,
+        help="HOST:PORT of /metrics (a taken one warns); else none.",
     ),
 ]
 Targets = Annotated[
@@ -28,21 +31,26 @@ Targets = Annotated[
 class AgentArguments:
     """What servers and trainers are told. Each may also come from the environment, as it does in a container."""
 
-    coordinator: Annotated[str, Parameter(env_var="PADDLEWHEEL_COORDINATOR")]
+    coordinator: Annotated[str, Parameter(validator=check_host_and_port, env_var="PADDLEWHEEL_COORDINATOR")]
     """HOST:PORT of the coordinator. It need not be there yet, nor its name resolve."""
-    rank: Annotated[int | None, Parameter(env_var=("PADDLEWHEEL_RANK", "JOB_COMPLETION_INDEX"))] = None
+    rank: Annotated[
+        int | None,
+        Parameter(validator=validators.Number(gte=0, lte=10_000), env_var=("PADDLEWHEEL_RANK", "JOB_COMPLETION_INDEX")),
+    ] = None
     """Rank of this role, from 0; by default the lowest free one."""
     host: Annotated[str, Parameter(env_var="PADDLEWHEEL_HOST")] = "127.0.0.1"
     """Address of this machine under which the other roles reach it, and on which it listens."""
-    port: Annotated[int | None, Parameter(env_var="PADDLEWHEEL_PORT")] = None
+    port: Annotated[
+        int | None, Parameter(validator=validators.Number(gte=1, lte=65535), env_var="PADDLEWHEEL_PORT")
+    ] = None
     """Port of the role's own service; by default a free one."""
-    health: Annotated[str, Parameter(env_var="PADDLEWHEEL_HEALTH")] = "127.0.0.1:0"
+    health: Annotated[str, Parameter(validator=check_host_and_port, env_var="PADDLEWHEEL_HEALTH")] = "127.0.0.1:0"
     """HOST:PORT of the gRPC health service (`""`: lives; `ready`: has its seat)."""
     job_name: Annotated[str, Parameter(env_var="PADDLEWHEEL_JOB_NAME")] = ""
     """Name of the job in the metrics."""
     metrics: Metrics = None
     targets: Targets = None
-    join_seconds: float = 300.0
+    join_seconds: Annotated[float, Parameter(validator=validators.Number(gte=0, lte=1e8))] = 300.0
     """How long the coordinator may be away at the start."""
 
     def run(self, role: str) -> int:
@@ -60,7 +68,7 @@ class AgentArguments:
 def coordinator(
     job: JobFile,
     *,
-    listen: Annotated[str, Parameter(help="HOST:PORT to listen on.")] = "127.0.0.1:7070",
+    listen: Annotated[str, Parameter(validator=check_host_and_port, help="HOST:PORT to listen on.")] = "127.0.0.1:7070",
     mode: Literal["train", "evaluate"] = "train",
     restore: Annotated[
         str | None,

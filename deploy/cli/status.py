@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from deploy.cli.arguments import Json
+from deploy.cli.arguments import Json, check_host_and_port
 
 if TYPE_CHECKING:
     from trainer.coordinator import coordinator_pb2 as pb
@@ -20,7 +20,13 @@ class NoCoordinatorError(ConnectionError):
 
 
 def status(
-    address: Annotated[str, Parameter(help="HOST:PORT of the coordinator; `train` prints it, and so does its log.")],
+    address: Annotated[
+        str,
+        Parameter(
+            validator=check_host_and_port,
+            help="HOST:PORT of the coordinator; `train` prints it, and so does its log.",
+        ),
+    ],
     *,
     watch: Annotated[
         bool, Parameter(negative=(), help="Go on until the job is over; a bar on a terminal, else log lines.")

@@ -1,12 +1,13 @@
 """``paddlewheel train`` and ``paddlewheel evaluate``: a whole job on this machine."""
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from deploy.cli.arguments import JobFile, Json, Overrides, answer
+from deploy.cli.arguments import JobFile, Json, Overrides, answer, check_same
 
 if TYPE_CHECKING:
     from deploy.hosts import HostsConfig
@@ -81,15 +82,26 @@ def evaluate(
     from trainer.checkpoint import CheckpointError
     from trainer.checkpoints import open_address, open_checkpoints
     from trainer.config import JobConfig
+    from trainer.trained import inputs_of
 
     config = JobConfig.load(job, overrides)
     kept = open_checkpoints(config.checkpoint_location)
-    found = open_address(checkpoint)[1] if checkpoint else next(reversed(kept.committed()), None)
+    found = next(reversed(kept.committed()), None) if checkpoint is None else None
+    if checkpoint is not None:
+        kept, found = open_address(checkpoint)
+        if not re.fullmatch(r"step-\d+", found.rpartition("/")[2]):
+            newest = next(reversed(open_checkpoints(found).committed()), None)
+            named = f"; it holds checkpoints, the newest is {newest}" if newest else ""
+            raise CheckpointError(f"--checkpoint: {found} is no checkpoint: name a step-<n> folder{named}")
     if found is None:
         raise CheckpointError(
             f"{config.checkpoint_location} holds no committed checkpoint: run `paddlewheel train {job}` first, or "
             "name one with --checkpoint"
         )
+    manifest = kept.check_complete(found)
+    typed = inputs_of(manifest, found) is None
+    trained = manifest.get("settings") or kept.cursor(found)["job"]
+    check_same(config, trained, found, typed=typed, shapes_alone=True)
     return _run(config, "evaluate", found, "auto", json=json)
 
 

@@ -12,8 +12,8 @@ import yaml
 from deploy.cli import build_app
 from deploy.hosts import HostsConfig
 from deploy.kubernetes import KubernetesOptions, render
-from deploy.sizing import bytes_per_key
 from pserver.config import TableConfig
+from pserver.sizing import bytes_per_key
 from trainer.config import JobConfig
 
 ROOT = Path(__file__).parents[2]
@@ -64,10 +64,11 @@ def test_every_rendered_object_is_described() -> None:
 
 def test_the_sizing_table_is_what_the_formula_says() -> None:
     rows = re.findall(r"^\| (\w+), (\d+) \| (\d+) \| (\d+) \|", (DEPLOY / "README.md").read_text(), re.MULTILINE)
-    assert len(rows) == 7
-    for rule, width, _measured, planned in rows:
+    assert len(rows) == 23
+    for rule, width, measured, planned in rows:
         table = TableConfig.model_validate({"width": int(width), "optimizer": {"rule": rule}})
         assert round(bytes_per_key(table)) == int(planned), (rule, width)
+        assert 1.0 <= int(planned) / int(measured) <= 1.26, (rule, width)
 
 
 def test_variables_that_the_pages_name_are_read_somewhere() -> None:

@@ -15,8 +15,7 @@ import yaml
 
 from deploy.kubernetes import KubernetesOptions, UnreachablePathError, render, to_yaml, write_folder
 from deploy.kubernetes.render import object_name
-from deploy.sizing import bytes_per_key, size
-from pserver.config import TableConfig
+from deploy.sizing import size
 from tests.needs import require
 from trainer.config import JobConfig
 
@@ -371,19 +370,3 @@ def test_memory_follows_the_tables() -> None:
     assert container["resources"]["limits"]["memory"] == f"{large.server_memory_bytes >> 20}Mi"
     (claim,) = of_kind(rendered(keys={"default": 1_000_000_000}), "PersistentVolumeClaim")
     assert int(claim["spec"]["resources"]["requests"]["storage"][:-2]) << 20 > 4 * large.checkpoint_bytes
-
-
-@pytest.mark.parametrize(
-    ("table", "measured"),
-    [
-        ({"width": 8}, 183),
-        ({"width": 16}, 224),
-        ({"width": 32}, 316),
-        ({"width": 64}, 488),
-        ({"width": 16, "optimizer": {"rule": "sgd"}}, 194),
-        ({"width": 16, "optimizer": {"rule": "adam"}}, 370),
-        ({"width": 64, "optimizer": {"rule": "adam"}}, 1003),
-    ],
-)
-def test_the_sizing_agrees_with_what_was_measured(table: dict, measured: float) -> None:
-    assert 1.0 <= round(bytes_per_key(TableConfig.model_validate(table)) / measured, 2) <= 1.22

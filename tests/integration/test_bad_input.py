@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 
 from data_pipeline import synthetic
 from deploy.cli import run
+from tests.unit.test_model_check import OWN_MODEL
 
 
 @pytest.fixture(scope="module")
@@ -219,3 +221,90 @@ def test_check_says_the_same_without_training(job: Job, capsys: pytest.CaptureFi
     assert (found["train_rows"], found["eval_rows"]) == (1_600, 400)
     assert run(["job", "check", str(path), "--set", "data.labels=[clik]"]) == 64
     assert "click" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------ the model, the folders, the checkpoint
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"kind": "din"}, ["no feature has `pooling: none`"]),
+        ({"kind": "mymodels:Net"}, ["model.kind 'mymodels:Net' cannot be had", "No module named 'mymodels'"]),
+        ({"kind": "deepfm", "tower": [1_000_000_000, 1000]}, ["dense parameters need", "take smaller layers"]),
+    ],
+    ids=["din", "own", "huge"],
+)
+def test_a_model_that_cannot_be_built(job: Job, model: dict[str, Any], words: list[str]) -> None:
+    job.raw["model"] = model  # tests/unit/test_model_check.py has the other ways
+    assert_says(job.refusal(), "spoilt: 1 problem", *words)
+
+
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [
+        ("sys.exit(3)", "SystemExit"),
+        ("os._exit(9)", "ended with exit code 9"),
+        ("pass", "has no attribute"),
+    ],
+)
+def test_a_users_module_that_does_something_else(
+    job: Job, monkeypatch: pytest.MonkeyPatch, ending: str, words: str
+) -> None:
+    (job.folder / "mymodels.py").write_text(f"import os, sys\nprint('hello')\n{ending}\n")
+    monkeypatch.chdir(job.folder)
+    job.raw["model"] = {"kind": "mymodels:Net"}
+    assert_says(job.refusal(), words)
+
+
+def test_a_users_own_model_in_the_working_directory_passes(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job.folder / "mymodels.py").write_text(OWN_MODEL)
+    monkeypatch.chdir(job.folder)
+    job.raw["model"] = {"kind": "mymodels:Net", "options": {"units": 1}}
+    job.raw["tables"]["default"]["first_order"] = False
+    (job.folder / "job.yaml").write_text(yaml.safe_dump(job.raw))
+    assert run(["job", "check", "job.yaml"]) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out.startswith("spoilt can run: 1,600 training rows")
+
+
+def test_a_run_folder_that_is_a_file_or_below_one(job: Job) -> None:
+    for place in ("/etc/hostname", "/etc/hostname/x", "/dev/null/x"):
+        job.raw["run_dir"] = place
+        assert_says(job.refusal(), f"run_dir: {'/dev/null' if 'null' in place else '/etc/hostname'} is a file")
+
+
+def test_a_run_folder_that_cannot_be_made(job: Job) -> None:
+    for place in ("/proc/x", "/sys/x", str(job.folder / ("a" * 300))):
+        job.raw["run_dir"] = place
+        assert_says(job.refusal(), "run_dir: ", "cannot be written to")
+    (job.folder / "link").symlink_to(job.folder / "nowhere")
+    job.raw["run_dir"] = str(job.folder / "link")
+    assert_says(job.refusal(), "run_dir: ", "is a link to nothing")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_run_folder_without_permission(job: Job) -> None:
+    (job.folder / "locked").mkdir(mode=0o500)
+    job.raw["run_dir"] = str(job.folder / "locked" / "run")
+    assert_says(job.refusal(), "run_dir: ", "cannot be written to")
+
+
+@pytest.mark.parametrize("key", ["checkpoint.directory", "metrics.targets", "data.quarantine_directory"])
+def test_other_folders_that_a_job_writes_to(job: Job, key: str) -> None:
+    assert_says(job.refusal("--set", f"{key}=/etc/hostname"), f"{key}: /etc/hostname is a file")
+
+
+def test_looking_at_folders_leaves_nothing_behind(job: Job) -> None:
+    before = sorted(job.folder.rglob("*"))
+    assert_says(job.refusal("--set", "data.labels=[clik]"), "click")
+    assert [path for path in sorted(job.folder.rglob("*")) if path.name != "job.yaml"] == before
+
+
+def test_a_wrong_checkpoint_to_evaluate_is_told_before_anything_starts(job: Job) -> None:
+    (job.folder / "empty").mkdir()
+    message = job.refusal("--checkpoint", str(job.folder / "empty"), command="evaluate")
+    assert_says(message, "--checkpoint", "is no checkpoint: name a step-<n> folder")
+    message = job.refusal("--checkpoint", str(job.folder / "step-7"), command="evaluate")
+    assert_says(message, "step-7 is no complete checkpoint", "MANIFEST.json")

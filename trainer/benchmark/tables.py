@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from pserver import checkpoint
+from pserver import checkpoint, sizing
 from pserver.client import Client
 from pserver.config import TableConfig
 from pserver.local import LocalServers, local_servers
@@ -43,8 +43,10 @@ class Nodes:
     full: float = 0.8
 
 
-def project(cases: Sequence[Case], num_keys: int, nodes: Nodes) -> list[str]:
+def project(cases: Sequence[Case], num_keys: int, nodes: Nodes, planned: float) -> list[str]:
     """What the largest measured size lets expect of `num_keys`, as sentences that hold the arithmetic.
+
+    `planned`: bytes of memory a key, from the model that every capacity plan uses.
 
     Assumptions: servers share nothing, so each works on its keys as here; a save or load keeps all cores of a server
     busy (a shard is written by one thread, so there must be more shards than cores); figures per key stay as they are.
@@ -57,13 +59,14 @@ def project(cases: Sequence[Case], num_keys: int, nodes: Nodes) -> list[str]:
         assert value is not None, (system, name)
         return value
 
-    memory = num_keys * fact("insert", "bytes/key")
+    memory = num_keys * planned
     num_servers = max(1, -(-int(memory) // int(nodes.memory_bytes * nodes.full)))
     share = num_keys / num_servers
     written = share * fact("save", "bytes/key")
     lines = [
         (
-            f"Projection, not measured: {num_keys:,} keys x {fact('insert', 'bytes/key'):.0f} bytes = "
+            f"Projection, not measured: {num_keys:,} keys x {planned:.0f} bytes (as every plan has it; measured here: "
+            f"{fact('insert', 'bytes/key'):.0f}) = "
             f"{memory / 1e12:.2f} TB of memory, so {num_servers} servers of {nodes.memory_bytes / _GIB:.0f} GiB filled "
             f"to {nodes.full:.0%}, with {share / 1e6:,.0f} M keys each."
         )
@@ -152,7 +155,7 @@ def tables(
             "Inserts count the keys that were new at this size. Pulls and pushes: "
             f"{_NUM_CALLS} calls of {_KEYS_PER_CALL:,} keys each."
         ),
-        *project(cases, projected_keys, nodes),
+        *project(cases, projected_keys, nodes, sizing.bytes_per_key(config)),
     ]
     return report
 

@@ -16,6 +16,7 @@ import paddle
 from pydantic import BaseModel
 
 from trainer import native
+from trainer.models.config import ModelError
 
 Variable = Any  # a symbolic tensor of a static program
 
@@ -45,11 +46,11 @@ class FeatureSpec:
         """The one width of all fields; models with feature interactions need it.
 
         Raises:
-            ValueError: no field, or fields of different widths.
+            ModelError: no field, or fields of different widths.
         """
         widths = sorted(set(self.fields.values()))
         if len(widths) != 1:
-            raise ValueError(
+            raise ModelError(
                 f"this model multiplies embeddings with each other, so all features need one table width; got widths "
                 f"{widths or 'none (no sparse feature)'}. Give their tables the same `width`, or take a model without "
                 "such products (lr, wide_deep, dcn)."
@@ -65,20 +66,20 @@ class FeatureSpec:
         """Check names of pooled features that a job gives under `key`.
 
         Raises:
-            ValueError: a name is no pooled feature.
+            ModelError: a name is no pooled feature.
         """
         for name in names:
             if name not in self.fields:
-                raise ValueError(f"{key}: {name!r} is no pooled feature; there are {', '.join(self.fields) or 'none'}")
+                raise ModelError(f"{key}: {name!r} is no pooled feature; there are {', '.join(self.fields) or 'none'}")
 
     def one_label(self, kind: str) -> None:
         """Refuse several labels.
 
         Raises:
-            ValueError: the job has more than one label.
+            ModelError: the job has more than one label.
         """
         if self.num_labels != 1:
-            raise ValueError(
+            raise ModelError(
                 f"model {kind} takes one label, data.labels has {self.num_labels}. Leave one, or take a model for "
                 "several (shared_bottom, mmoe, ple, esmm)."
             )

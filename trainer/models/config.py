@@ -14,6 +14,10 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapt
 Units = tuple[Annotated[int, Field(ge=1)], ...]
 
 
+class ModelError(ValueError):
+    """The job's features do not fit its model, or the user's own model cannot be had or built."""
+
+
 class ModelConfig(BaseModel):
     """What all kinds share."""
 

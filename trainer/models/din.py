@@ -15,7 +15,7 @@ from trainer.models.base import (
     Variable,
     biases,
 )
-from trainer.models.config import DINConfig
+from trainer.models.config import DINConfig, ModelError
 
 
 class DIN(Model):
@@ -66,26 +66,26 @@ def targets(spec: FeatureSpec, given: Mapping[str, str]) -> dict[str, str]:
     """Each sequence's candidate feature: the one given, or the one single-valued feature of the sequence's table.
 
     Raises:
-        ValueError: no sequence, an unknown name, or no single answer.
+        ModelError: no sequence, an unknown name, or no single answer.
     """
     if not spec.sequences:
-        raise ValueError("this model attends to sequences, and no feature has `pooling: none`")
+        raise ModelError("this model attends to sequences, and no feature has `pooling: none`")
     for name in given:
         if name not in spec.sequences:
-            raise ValueError(f"model.targets: {name!r} is no sequence; there are {', '.join(spec.sequences)}")
+            raise ModelError(f"model.targets: {name!r} is no sequence; there are {', '.join(spec.sequences)}")
     spec.known(list(given.values()), "model.targets")
     result = {}
     for name, width in spec.sequences.items():
         choices = [f for f in spec.single if spec.tables[f] == spec.tables[name]]
         if name not in given and len(choices) != 1:
-            raise ValueError(
+            raise ModelError(
                 f"model.targets: name the candidate of sequence {name!r}, as in `targets: {{{name}: FEATURE}}`; its "
                 f"table {spec.tables[name]!r} has {len(choices)} single-valued features{': ' * bool(choices)}"
                 f"{', '.join(choices)}"
             )
         result[name] = given.get(name) or choices[0]
         if spec.fields[result[name]] != width:
-            raise ValueError(
+            raise ModelError(
                 f"model.targets: {result[name]!r} has width {spec.fields[result[name]]}, its sequence {name!r} {width}"
             )
     return result

@@ -8,7 +8,7 @@ from functools import partial
 import paddle
 
 from trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, biases, side_by_side
-from trainer.models.config import ESMMConfig
+from trainer.models.config import ESMMConfig, ModelError
 from trainer.models.multitask import MultiTaskModel
 
 
@@ -22,7 +22,7 @@ class ESMM(MultiTaskModel):
     def __init__(self, spec: FeatureSpec, config: ESMMConfig) -> None:
         super().__init__(spec.num_labels, config.label_weights)
         if spec.num_labels != 2:
-            raise ValueError(f"model esmm needs data.labels = [click, conversion], got {spec.num_labels} labels")
+            raise ModelError(f"model esmm needs data.labels = [click, conversion], got {spec.num_labels} labels")
         tower = partial(Tower, dropout=config.dropout, norm=config.norm)
         self.click, self.conversion = (tower(spec.flat_width, config.tower, 1) for _ in range(2))
 

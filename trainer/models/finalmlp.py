@@ -8,7 +8,7 @@ from functools import partial
 import paddle
 
 from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases, linear, side_by_side
-from trainer.models.config import FinalMLPConfig
+from trainer.models.config import FinalMLPConfig, ModelError
 
 
 class FinalMLP(Model):
@@ -25,7 +25,7 @@ class FinalMLP(Model):
         heads, tower = config.heads, partial(Tower, dropout=config.dropout, norm=config.norm)
         for key, units in (("tower", config.tower), ("second_tower", config.second_tower)):
             if units[-1] % heads:
-                raise ValueError(f"model.heads = {heads} does not divide the last layer of model.{key} ({units[-1]})")
+                raise ModelError(f"model.heads = {heads} does not divide the last layer of model.{key} ({units[-1]})")
         self.gates = None
         if config.gate is not None:
             contexts = (config.gate_context, config.second_gate_context)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import paddle
 
 from trainer.models.base import Model, ModelInputs, Variable, logistic_loss_B1
+from trainer.models.config import ModelError
 
 
 class MultiTaskModel(Model):
@@ -18,7 +19,7 @@ class MultiTaskModel(Model):
     def __init__(self, num_labels: int, label_weights: Sequence[float]) -> None:
         super().__init__()
         if label_weights and len(label_weights) != num_labels:
-            raise ValueError(
+            raise ModelError(
                 f"model.label_weights has {len(label_weights)} numbers for {num_labels} labels: give one a label"
             )
         self.label_weights = tuple(label_weights)

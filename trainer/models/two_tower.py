@@ -7,7 +7,7 @@ from functools import partial
 import paddle
 
 from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, logistic_loss_B1, side_by_side
-from trainer.models.config import TwoTowerConfig
+from trainer.models.config import ModelError, TwoTowerConfig
 
 
 class TwoTower(Model):
@@ -24,12 +24,12 @@ class TwoTower(Model):
         spec.one_label("two_tower")
         spec.known(config.item, "model.item")
         if config.item[0] not in spec.single:
-            raise ValueError(f"model.item: {config.item[0]!r} comes first, so it is the item's identity, and is a list")
+            raise ModelError(f"model.item: {config.item[0]!r} comes first, so it is the item's identity, and is a list")
         self.item = config.item
         self.user = [name for name in spec.fields if name not in config.item]
         num_user = sum(spec.fields[n] for n in self.user) + spec.num_dense
         if not num_user:
-            raise ValueError("model.item: names every feature, so the user's tower has no input")
+            raise ModelError("model.item: names every feature, so the user's tower has no input")
         num_item = sum(spec.fields[n] for n in self.item)
         tower = partial(Tower, dropout=config.dropout, norm=config.norm)
         self.user_tower = tower(num_user, config.tower, config.width)

@@ -65,9 +65,10 @@ def test_figures_of_every_feature(tmp_path):
     assert by_name["l"].truncated_ids == num_rows // 5
     assert (found.dense[0].smallest, found.dense[0].largest, found.dense[0].null_rows) == (-3, 3, num_rows // 10)
     assert found.label_rate == pytest.approx(columns["click"].mean())
-    quality.plan_capacity(found, job, {"default": 17}, 10**9)
-    assert found.tables[0].memory_bytes == pytest.approx(245 * found.tables[0].keys)
-    assert found.servers == 1
+    quality.plan_capacity(found, job, {"default": quality.KeySize(17, 200.0, 50.0)}, lambda total: int(total // 1000))
+    assert found.tables[0].memory_bytes == pytest.approx(200 * found.tables[0].keys)
+    assert found.tables[0].checkpoint_bytes == pytest.approx(50 * found.tables[0].keys)
+    assert found.servers == int(found.tables[0].memory_bytes // 1000)
     json.dumps(found.to_json())
     page = quality_page.page(found, "<job>")
     assert "&lt;job&gt;" in page
@@ -78,7 +79,7 @@ def test_shared_values_are_counted_once_in_a_table(tmp_path):
     write(tmp_path / "a.parquet", {"click": clicks(1000), "a": np.arange(1000), "b": np.arange(1000)})
     sparse = [{"name": "a", "table": "item"}, {"name": "b", "table": "item"}]
     found = checked(tmp_path, config(sparse=sparse))
-    quality.plan_capacity(found, config(sparse=sparse), {"item": 9}, 10**9)
+    quality.plan_capacity(found, config(sparse=sparse), {"item": quality.KeySize(9, 1.0, 1.0)}, lambda _: 1)
     assert found.tables[0].keys == pytest.approx(1000, rel=0.1)
 
 

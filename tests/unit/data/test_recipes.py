@@ -83,7 +83,7 @@ def test_the_public_criteo_sample_reads_as_a_job(shared_data, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("1\t2\t3", "Expected 40 columns"),
+        ("1\t2\t3", "line 4: Expected 40 columns, got 3"),
         ("x" + criteo_lines(1)[0][1:], "label"),
         (criteo_lines(2)[1][:-8] + "notahexx", "not a hexadecimal"),
     ],
