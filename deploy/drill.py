@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from deploy.display import Unfailing
 from deploy.launcher import run_local
 from trainer.config import JobConfig
 from trainer.coordinator import coordinator_pb2 as pb
@@ -212,7 +213,7 @@ class _Saboteur:
             self.again_at = time.time()
 
     def note(self, level: str, text: str) -> None:
-        sys.stderr.write(f"{level}: {text}\n")
+        Unfailing(sys.stderr).write(f"{level}: {text}\n")
 
     def close(self) -> None:
         pass
@@ -225,7 +226,7 @@ def _cost(job: JobConfig, saboteur: _Saboteur, num_servers: int, seconds: float)
     records = read_journal(run_dir / "journal.jsonl")
     report = history.report(run_dir)
     if not report.exact:
-        raise DrillError("a row was trained twice or left out")
+        raise DrillError("; ".join(report.reasons) or "a row was trained twice or left out")
     causes = [record["cause"] for record in records if record["what"] == "lost"]
     if len(causes) != 1:
         raise DrillError(f"one loss was planned, there were {len(causes)}: {'; '.join(causes)}")

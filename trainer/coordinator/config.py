@@ -6,44 +6,47 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+_LONGEST = 30 * 86_400.0
+"""Seconds: what nobody waits for."""
+
 
 class ControlConfig(BaseModel):
     """How soon a loss is noticed, how long anything may take, and how often the job starts again."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     heartbeat_seconds: float = Field(default=0.5, ge=0.01, le=60)
     """Seconds between two heartbeats of an agent, and between two of the coordinator's answers."""
-    silence_seconds: float = Field(default=4.0, ge=0.01, le=1e8)
+    silence_seconds: float = Field(default=4.0, ge=0.01, le=_LONGEST)
     """An agent, or the coordinator, is taken for lost after this many seconds without a word."""
-    gather_seconds: float = Field(default=300.0, ge=0.01, le=1e8)
+    gather_seconds: float = Field(default=300.0, ge=0.01, le=_LONGEST)
     """Seconds the coordinator waits for all servers and trainers to be there, before it gives up."""
-    start_seconds: float = Field(default=180.0, ge=0.01, le=1e8)
+    start_seconds: float = Field(default=180.0, ge=0.01, le=_LONGEST)
     """Seconds a server or trainer may take from its start until it is ready (before restoring a checkpoint)."""
-    step_seconds: float = Field(default=120.0, ge=0.01, le=1e8)
+    step_seconds: float = Field(default=120.0, ge=0.01, le=_LONGEST)
     """A trainer that makes no step for this many seconds is stuck, and the incarnation ends."""
-    save_seconds: float = Field(default=3600.0, ge=0.01, le=1e8)
+    save_seconds: float = Field(default=3600.0, ge=0.01, le=_LONGEST)
     """The same limit while a checkpoint is saved or loaded."""
-    deaf_seconds: float = Field(default=30.0, ge=0.01, le=1e8)
+    deaf_seconds: float = Field(default=30.0, ge=0.01, le=_LONGEST)
     """A server whose port does not answer for this many seconds is stuck."""
-    halt_seconds: float = Field(default=1.0, ge=0, le=1e8)
+    halt_seconds: float = Field(default=1.0, ge=0, le=_LONGEST)
     """After a failure, seconds between asking the processes to end and killing them."""
-    stop_seconds: float = Field(default=8.0, ge=0.01, le=1e8)
+    stop_seconds: float = Field(default=8.0, ge=0.01, le=_LONGEST)
     """On an ordered stop, seconds the trainers have to finish their step and leave; then they are killed."""
-    drain_seconds: float = Field(default=5.0, ge=0.01, le=1e8)
+    drain_seconds: float = Field(default=5.0, ge=0.01, le=_LONGEST)
     """When training is over, seconds the servers have to end by themselves; then they are killed."""
-    pull_timeout_seconds: float = Field(default=30.0, ge=0.01, le=1e8)
+    pull_timeout_seconds: float = Field(default=30.0, ge=0.01, le=_LONGEST)
     """A pull that took longer is never trained on: Paddle returns garbage after a failed one."""
-    stop_save_seconds: float = Field(default=60.0, ge=0, le=1e8)
+    stop_save_seconds: float = Field(default=60.0, ge=0, le=_LONGEST)
     """On an ordered stop, seconds more that a checkpoint may take which has begun within `stop_seconds`."""
     leases: Literal["dynamic", "static"] = "dynamic"
     """Who reads which slice of an epoch. dynamic: slices go to whoever asks next, each trainer up to its share.
     static: all are dealt out beforehand, so that a run can be repeated exactly."""
-    max_restarts: int = Field(default=3, ge=0)
+    max_restarts: int = Field(default=3, ge=0, le=1_000_000)
     """How often in a row the job starts again after a loss; counted anew after each checkpoint of more rows trained."""
-    backoff_seconds: float = Field(default=1.0, ge=0, le=1e8)
+    backoff_seconds: float = Field(default=1.0, ge=0, le=_LONGEST)
     """Pause before the first restart; doubled for each one that follows without progress."""
-    max_backoff_seconds: float = Field(default=60.0, ge=0, le=1e8)
+    max_backoff_seconds: float = Field(default=60.0, ge=0, le=_LONGEST)
     """Longest such pause."""
 
     @model_validator(mode="after")
