@@ -9,15 +9,21 @@ Legend: T trainers, N floats of the buffer.
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer import store as rendezvous_store
 from trainer.mesh import Mesh, PeerLostError, own_address
+from trainer.process import tied
 
 __all__ = ["DenseSync", "PeerLostError"]
 
@@ -28,10 +34,14 @@ class DenseSync:
     """The group of all trainers of an incarnation. With one trainer every call is the identity.
 
     Args:
-        rank, num_trainers: this trainer's place; trainer 0 listens on `store`.
-        store: "ip:port" of the rendezvous store.
+        rank, num_trainers: this trainer's place; trainer 0 starts the store.
+        store: "ip:port" of the rendezvous store (store.py), which listens there and nowhere else.
         interface: network interface for gloo; None lets gloo resolve the host name.
-        timeout_seconds: rendezvous limit.
+        timeout_seconds: how long all trainers may need to come.
+
+    Raises:
+        PeerLostError: some did not come within that time.
+        OSError: trainer 0 cannot listen on `store`.
     """
 
     def __init__(
@@ -53,8 +63,23 @@ class DenseSync:
         self._store_address = store
         host, port = store.rsplit(":", 1)
         self._core, self._tracer = core, Tracer()
-        self._store = core.TCPStore(host, int(port), rank == 0, num_trainers, timeout_seconds)
+        if rank == 0:
+            self._server = _start_store(host, int(port))
+        _wait_for_store(host, int(port), timeout_seconds)
+        self._store = core.TCPStore(host, int(port), False, 0, timeout_seconds)
+        self._gather_trainers(timeout_seconds)
         self._group = core.ProcessGroupGloo.create(self._store, rank, num_trainers, 0)
+
+    def _gather_trainers(self, timeout_seconds: float) -> None:
+        """Until all have reached the store: gloo would wait for them without an end."""
+        deadline, mine = time.monotonic() + timeout_seconds, 1
+        while (here := self._store.add("trainers", mine)) < self.num_trainers:
+            mine = 0
+            if time.monotonic() > deadline:
+                raise PeerLostError(
+                    f"{here} of {self.num_trainers} trainers came to {self._store_address} in {timeout_seconds:g} s"
+                )
+            time.sleep(_POLL_SECONDS)
 
     def sum(self, array: NDArray[Any]) -> NDArray[Any]:
         """Sum `array` over all trainers, in place. float32, float64 and int64 of any shape, C-contiguous.
@@ -130,3 +155,39 @@ class DenseSync:
                 time.sleep(_POLL_SECONDS)
         except Exception as error:
             raise PeerLostError(f"trainer 0 does not answer: {error}") from error
+
+
+def _wait_for_store(host: str, port: int, seconds: float) -> None:
+    """Until it can be connected to: Paddle's client would try for ever, every three seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5.0).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                text = f"trainer 0 does not listen on {host}:{port}, after {seconds:g} s: {error}"
+                raise PeerLostError(text) from error
+            time.sleep(_POLL_SECONDS)
+        else:
+            return
+
+
+def _start_store(host: str, port: int) -> subprocess.Popen[bytes]:
+    """The store's process, which the kernel ends with this one. Returns when it listens.
+
+    Raises:
+        OSError: it cannot.
+    """
+    read_end, write_end = os.pipe()
+    program = str(Path(rendezvous_store.__file__))
+    command = [sys.executable, "-I", "-S", program, host, str(port), str(write_end)]
+    try:
+        process = subprocess.Popen(tied(command), stdin=subprocess.DEVNULL, pass_fds=[write_end])
+    finally:
+        os.close(write_end)
+    with os.fdopen(read_end, encoding="utf-8") as pipe:
+        said = pipe.read().strip()
+    if said != "ready":
+        process.wait()
+        raise OSError(f"the trainers' store did not start: {said or 'it ended without a word'}")
+    return process
