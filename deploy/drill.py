@@ -225,7 +225,7 @@ def _cost(job: JobConfig, saboteur: _Saboteur, num_servers: int, seconds: float)
     records = read_journal(run_dir / "journal.jsonl")
     report = history.report(run_dir)
     if not report.exact:
-        raise DrillError("a row was trained twice or left out")
+        raise DrillError("; ".join(report.reasons) or "a row was trained twice or left out")
     causes = [record["cause"] for record in records if record["what"] == "lost"]
     if len(causes) != 1:
         raise DrillError(f"one loss was planned, there were {len(causes)}: {'; '.join(causes)}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from data_pipeline.dataset import Dataset, Slice
 from data_pipeline.errors import DataError
+from trainer.coordinator.lineage import runs_of
 from trainer.link import AgentLink
 from trainer.telemetry import DurationHistogram
 
@@ -37,7 +38,8 @@ class Coordinator:
             fingerprint=data.fingerprint,
             order=data.order,
             seed=seed,
-            slices=[[piece.index, piece.num_rows] for piece in plan],
+            slices=[piece.index for piece in plan],
+            sizes=runs_of({piece.index: piece.num_rows for piece in plan}),
         )
         return {int(index): int(rows) for index, rows in reply["done"]}
 

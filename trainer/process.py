@@ -22,6 +22,7 @@ EXIT_FIX_JOB = 64
 """The job, its data or the environment is wrong: starting again cannot help."""
 EXIT_RETRY = 75
 """Something was lost (a peer, a server, disk space): starting again may help."""
+EXIT_HUNG_UP = 128 + signal.SIGHUP
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
@@ -106,6 +107,7 @@ def describe_exit(code: int) -> str:
         EXIT_DONE: " (done)",
         EXIT_FIX_JOB: " (fix the job)",
         EXIT_RETRY: " (retry may help)",
+        EXIT_HUNG_UP: " (its terminal hung up)",
         EXIT_INTERRUPTED: " (interrupted)",
         EXIT_TERMINATED: " (terminated)",
     }.get(code, "")

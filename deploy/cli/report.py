@@ -22,7 +22,8 @@ def report(
 ) -> int:
     """Prove from a run's journal how often each row was trained in the final model, and tell what losses have cost.
 
-    Exit code 0 when no row was trained twice or left out; 64 otherwise.
+    Exit code 0 when no row was trained twice or left out; 64 when some were, or when the journal cannot prove it
+    (`verdict` in the JSON tells which).
     """
     from trainer.coordinator import history
 
@@ -42,6 +43,8 @@ def _lines(found: "Report") -> Iterator[str]:
         skipped = f", {proof.num_skipped:,} of them in steps that were skipped" if proof.num_skipped else ""
         if proof.is_exact:
             said = f"each of {proof.num_rows:,} rows once{skipped}"
+        elif found.verdict == "not proven" and not proof.num_repeated:
+            said = f"{proof.num_trained:,} of {proof.num_rows:,} rows in the records that are there"
         elif proof.epoch >= found.current_epoch and not proof.num_repeated:
             said = f"{proof.num_trained:,} of {proof.num_rows:,} rows so far, each once{skipped}"
         else:
@@ -69,8 +72,15 @@ def _lines(found: "Report") -> Iterator[str]:
     if found.outcome is not None:
         cause = f": {found.outcome['cause']}" if found.outcome["cause"] else ""
         yield f"the last run ended with exit code {found.outcome['exit_code']}{cause}"
-    if not found.exact:
+    if found.lost_records:
+        yield f"{found.lost_records} records of the journal are missing or damaged"
+    if found.verdict == "exact":
+        yield "proven: the model has seen each of these rows once"
+    elif found.verdict == "not exact":
         yield "THE MODEL HAS NOT SEEN EACH ROW ONCE"
+    else:
+        yield "NOT PROVEN, which is not to say that rows were lost or repeated:"
+        yield from (f"    {reason}" for reason in found.reasons)
 
 
 def _day(story: "DayStory") -> Iterator[str]:

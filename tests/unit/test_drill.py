@@ -53,7 +53,7 @@ def test_report_proves_or_refutes(
         {"what": "epoch", "incarnation": 1, "epoch": 0, "slices": [[0, 10]]},
         {"what": "committing", "incarnation": 1, "cursor": {**cursor, "position": {"epoch": 1, "done": []}}},
         {"what": "committed", "incarnation": 1, "step": 1, "draft": "a", "path": "/c/step-1"},
-        {"what": "over", "exit_code": 0, "cause": "", "culprit": "", "rows": rows},
+        {"what": "over", "exit_code": 0, "cause": "", "culprit": "", "rows": rows, "draft": "a"},
     ):
         journal.write(record)
     journal.close()

@@ -1,7 +1,9 @@
 """What a run's journal proves: how often each row was trained in the final lineage, and what losses have cost.
 
 The journal (`run_dir/journal.jsonl`) is written by the coordinator and outlives it. Nothing here trusts the
-coordinator's own counting: the proof adds up the spans of the cursors from the first checkpoint to the last.
+coordinator's own counting: the proof adds up the spans of the cursors from the first checkpoint to the last. It is one
+only if nothing of that line is missing, and if something else than the line says where it ends: the outcome of the run, or the
+newest checkpoint itself. Else the verdict is that nothing is proven, which is not to say that a row was lost.
 """
 
 from __future__ import annotations
@@ -10,14 +12,19 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainer.checkpoints import open_checkpoints
-from trainer.coordinator.lineage import EpochProof, prove
-from trainer.coordinator.resume import read_journal
+from trainer.coordinator import journal
+from trainer.coordinator.journal import Content
+from trainer.coordinator.lineage import EpochProof, prove, sizes_of
 from trainer.location import is_remote
 
 _COORDINATOR_LOST = "the coordinator was lost"
+_TOLD = ("version", "step", "incarnation", "draft", "parent", "rows", "spans", "skipped")
+
+
+Verdict = Literal["exact", "not exact", "not proven"]
 
 
 class NoHistoryError(ValueError):
@@ -80,7 +87,10 @@ class Report:
     Attributes:
         steps: of the checkpoints of the final lineage, from the first to the last.
         epochs: how often the rows of each epoch were trained in that lineage; the last one may be unfinished.
-        exact: no row twice, and none left out of an epoch that is over.
+        verdict: exact: no row twice, and none left out of an epoch that is over. not exact: some were. not proven: the
+            journal cannot tell, for the `reasons`.
+        reasons: why nothing is proven; empty otherwise.
+        lost_records: how many records of the journal are missing or damaged. (Not all of them are needed for the proof.)
         outcome: of the last run; None while it goes on.
         warm_start: what the model began with (`job.warm_start`); None: nothing, or not told yet.
         days: how the tables grew, day by day or from boundary to boundary.
@@ -89,21 +99,44 @@ class Report:
 
     steps: Sequence[int]
     epochs: Sequence[EpochProof]
-    exact: bool
+    verdict: Verdict
     current_epoch: int
     incarnations: Sequence[IncarnationStory]
     num_failed_checkpoints: int
     checkpoint_seconds: float
     outcome: Mapping[str, Any] | None
+    reasons: Sequence[str] = ()
+    lost_records: int = 0
     warm_start: Mapping[str, Any] | None = None
     days: Sequence[DayStory] = ()
     day_names: Mapping[int, str] = field(default_factory=dict)
 
+    @property
+    def exact(self) -> bool:
+        """Whether it is proven that each row was trained once."""
+        return self.verdict == "exact"
+
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data."""
-        plain = asdict(self)
+        plain = {**asdict(self), "exact": self.exact}
         plain["epochs"] = [{**asdict(proof), "is_exact": proof.is_exact} for proof in self.epochs]
         return plain
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest checkpoint that is there. cursor: None if it cannot be read."""
+
+    path: str
+    cursor: Mapping[str, Any] | None
+
+
+def told_of(cursor: Mapping[str, Any]) -> dict[str, Any]:
+    """What the journal keeps of a checkpoint's cursor: what it adds to the one before, not the whole position, which
+    names every slice of an epoch that was begun.
+    """
+    told = {key: cursor[key] for key in _TOLD if key in cursor}
+    return {**told, "position": {key: value for key, value in cursor["position"].items() if key != "done"}}
 
 
 def report(run_dir: Path | str) -> Report:
@@ -112,45 +145,76 @@ def report(run_dir: Path | str) -> Report:
     Raises:
         NoHistoryError: there is no journal, or nothing in it.
     """
-    if is_remote(str(run_dir)):
+    location = str(run_dir)
+    if is_remote(location):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "journal.jsonl")
-            open_checkpoints(str(run_dir)).fetch_journal(path)
-            records = read_journal(path)
+            open_checkpoints(location).fetch_journal(path)
+            content = journal.read(path)
     else:
-        records = read_journal(Path(run_dir, "journal.jsonl"))
-    if not records:
-        raise NoHistoryError(f"{run_dir} holds no journal.jsonl: is it the run_dir of a job that was trained?")
-    return tell(records)
+        content = journal.read(Path(run_dir, "journal.jsonl"))
+        runs = [record for record in content.records if record["what"] == "run"]
+        location = str((runs[-1] if runs else {}).get("checkpoints") or Path(run_dir, "checkpoints"))
+    if not content.records:
+        damage = f", only {len(content.damaged)} damaged lines" if content.damaged else ""
+        raise NoHistoryError(
+            f"{run_dir} holds no journal.jsonl with records{damage}: is it the run_dir of a job that was trained?"
+        )
+    return tell(content, _newest(location))
 
 
-def tell(records: Sequence[Mapping[str, Any]]) -> Report:
-    """The report from the journal's records, oldest first."""
+def _newest(location: str) -> Newest | None:
+    """None: there is none, or nobody can look."""
+    try:
+        kept = open_checkpoints(location)
+        committed = kept.committed()
+    except (OSError, ValueError):
+        return None
+    if not committed:
+        return None
+    try:
+        cursor = kept.cursor(committed[-1])
+        told_of(cursor)["draft"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Newest(committed[-1], None)
+    return Newest(committed[-1], cursor)
+
+
+def tell(content: Content, newest: Newest | None = None) -> Report:
+    """The report from what a journal holds, and the newest checkpoint, if that can be looked at."""
+    records: Sequence[Mapping[str, Any]] = content.records
     fresh = [
         place for place, record in enumerate(records) if record["what"] == "run" and record.get("resume") == "never"
     ]
     records = records[fresh[-1] :] if fresh else records
-    line = _final_line(records)
+    over = records[-1] if records[-1]["what"] == "over" else None
+    line, reasons = _final_line(records, over, newest)
     plans: dict[int, dict[int, int]] = {}
     for record in records:
         if record["what"] == "epoch":
-            plans[record["epoch"]] = dict(record["slices"])
+            plans[record["epoch"]] = sizes_of(record["slices"])
     current = line[-1]["position"]["epoch"] if line else 0
     touched = {epoch for cursor in line for epoch, *_ in cursor["spans"]}
-    proofs = prove({epoch: sizes for epoch, sizes in plans.items() if epoch in touched or epoch < current}, line)
+    known = {epoch: sizes for epoch, sizes in plans.items() if epoch in touched or epoch < current}
+    proofs = prove(known, line)
+    reasons += [f"the record of what epoch {epoch + 1} consists of is missing" for epoch in sorted(touched - set(known))]
+    if not any("is missing" in reason for reason in reasons):
+        reasons += [f"no checkpoint tells of epoch {e + 1}" for e in range(current) if e not in touched]
     whole = all(proof.is_exact if proof.epoch < current else proof.num_repeated == 0 for proof in proofs)
-    complete = sorted(touched) == list(range(len(touched))) and all(epoch in touched for epoch in range(current))
+    repeated = any(proof.num_repeated for proof in proofs if proof.epoch in known)
+    verdict: Verdict = "not exact" if repeated or (not reasons and not whole) else "not proven" if reasons else "exact"
     committed = [record for record in records if record["what"] == "committed"]
-    over = records[-1] if records[-1]["what"] == "over" else None
     return Report(
         steps=[cursor["step"] for cursor in line],
         epochs=proofs,
-        exact=whole and complete,
+        verdict=verdict,
+        reasons=tuple(reasons) if verdict == "not proven" else (),
+        lost_records=max(len(content.damaged), len(content.missing)),
         current_epoch=current,
         incarnations=_stories(records),
         num_failed_checkpoints=sum(record["what"] == "failed" for record in records),
         checkpoint_seconds=sum(r.get("save_seconds", 0.0) + r.get("commit_seconds", 0.0) for r in committed),
-        outcome={key: over[key] for key in ("exit_code", "cause", "culprit")} if over else None,
+        outcome={key: over.get(key, "") for key in ("exit_code", "cause", "culprit")} if over else None,
         days=_days(records, current, line[-1]["rows"] if line else 0),
         day_names={r["epoch"]: r["day"] for r in records if r["what"] == "epoch" and "day" in r},
         warm_start=(over.get("result") or {}).get("warm_start") if over else None,
@@ -190,23 +254,67 @@ def _sizes(told: Mapping[str, int], boundary: Mapping[str, int]) -> dict[str, in
     }
 
 
-def _final_line(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Cursors from the first checkpoint to the newest committed one, each the parent of the next."""
+def _final_line(
+    records: Sequence[Mapping[str, Any]], over: Mapping[str, Any] | None, newest: Newest | None
+) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """Cursors from the first checkpoint to the newest, each the parent of the next; and why they prove nothing."""
     cursors = {r["cursor"]["draft"]: r["cursor"] for r in records if r["what"] == "committing"}
     heads = {"committed": "draft", "incarnation": "parent"}  # the latter goes back when a checkpoint was damaged
     drafts = [record[heads[record["what"]]] for record in records if record["what"] in heads]
-    line: list[Mapping[str, Any]] = []
-    draft = drafts[-1] if drafts else None
-    while draft is not None and draft in cursors:
-        line.insert(0, cursors[draft])
-        draft = cursors[draft]["parent"]
-    return line
+    head: str | None = drafts[-1] if drafts else None
+    reasons = []
+    if newest is not None and newest.cursor is not None:
+        known = cursors.get(newest.cursor["draft"])
+        if known is None:
+            reasons.append(f"the record of the newest checkpoint, {newest.path}, is missing")
+        elif told_of(known) != told_of(newest.cursor):
+            reasons.append(f"the cursor of {newest.path} is not the one that the journal tells of")
+        elif head is None or head in _ancestors(known["draft"], cursors) or known["draft"] in _ancestors(head, cursors):
+            head = known["draft"]  # also if nobody lived to write down that it was committed, or another one is gone
+        else:
+            reasons.append(f"{newest.path} is not in the line that the journal ends with")
+    confirmed = newest is not None and newest.cursor is not None
+    if over is not None and "draft" in over:
+        confirmed = True
+        if over["draft"] != head:
+            reasons.append(
+                f"the last run ended with the checkpoint {_name(over['draft'], cursors)}, what is there leads to"
+                f" {_name(head, cursors)}"
+            )
+    drafts = _ancestors(head, cursors)
+    line = [cursors[draft] for draft in reversed(drafts) if draft in cursors]
+    if len(line) < len(drafts):
+        reasons.append(f"the record of a checkpoint in the line is missing ({drafts[-1]})")
+    elif line and line[-1]["rows"] != sum(rows for cursor in line for *_, rows in cursor["spans"]):
+        reasons.append(f"the last checkpoint has seen {line[-1]['rows']:,} rows, the records of its line tell of others")
+    if not line and not reasons:
+        reasons.append("no checkpoint was committed")
+    elif not confirmed:
+        reasons.append(
+            "neither the outcome of the run nor a checkpoint says that the newest record is that of the newest checkpoint"
+        )
+    return line, reasons
+
+
+def _ancestors(draft: str | None, cursors: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A checkpoint, the one before it, and so on; ends with one that no record tells of if the line is broken."""
+    found: list[str] = []
+    while draft is not None and draft not in found:
+        found.append(draft)
+        draft = cursors[draft]["parent"] if draft in cursors else None
+    return found
+
+
+def _name(draft: str | None, cursors: Mapping[str, Mapping[str, Any]]) -> str:
+    if draft is None:
+        return "of nothing"
+    return f"of step {cursors[draft]['step']}" if draft in cursors else repr(draft)
 
 
 def _stories(records: Sequence[Mapping[str, Any]]) -> list[IncarnationStory]:
     opened = [place for place, record in enumerate(records) if record["what"] == "incarnation"]
     stories = []
-    for place, following in zip(opened, [*opened[1:], len(records)], strict=True):
+    for place, following in zip(opened, [*opened, len(records)][1:], strict=True):
         begin, own = records[place], records[place + 1 : following]
         after = records[following] if following < len(records) else None
         stories.append(_story(begin, own, after, records[following:]))

@@ -15,6 +15,7 @@ from typing import Any
 
 CURSOR_VERSION = 1
 _LARGEST_LEASE = 8
+_MOST_SLICES = 1 << 26
 
 
 class LineageError(ValueError):
@@ -48,7 +49,11 @@ class EpochPlan:
 
     @classmethod
     def from_request(cls, asked: Mapping[str, Any]) -> EpochPlan:
-        sizes = {int(index): int(rows) for index, rows in asked["slices"]}
+        if "sizes" in asked:
+            rows_of = sizes_of(asked["sizes"])
+            sizes = {int(index): rows_of[int(index)] for index in asked["slices"]}
+        else:
+            sizes = {int(index): int(rows) for index, rows in asked["slices"]}
         if len(sizes) != len(asked["slices"]) or not all(rows > 0 for rows in sizes.values()):
             raise LineageError("the plan of an epoch names a slice twice, or one without rows")
         return cls(str(asked["fingerprint"]), str(asked["order"]), int(asked["seed"]), sizes)
@@ -56,6 +61,28 @@ class EpochPlan:
     @property
     def num_rows(self) -> int:
         return sum(self.sizes.values())
+
+
+def runs_of(sizes: Mapping[int, int]) -> list[list[int]]:
+    """Rows by slice as runs [first slice, number of slices, rows of each]: data has few sizes, and many slices."""
+    runs: list[list[int]] = []
+    for index, rows in sorted(sizes.items()):
+        if runs and runs[-1][0] + runs[-1][1] == index and runs[-1][2] == rows:
+            runs[-1][1] += 1
+        else:
+            runs.append([index, 1, rows])
+    return runs
+
+
+def sizes_of(runs: Iterable[Sequence[int]]) -> dict[int, int]:
+    """What `runs_of` was given, by index; [slice, rows] stands for a run of one."""
+    sizes: dict[int, int] = {}
+    for first, *middle, rows in runs:
+        number = int(middle[0]) if middle else 1
+        if not 0 < number <= _MOST_SLICES - len(sizes):
+            raise LineageError(f"an epoch of more than {_MOST_SLICES:,} slices, or a run of {number}")
+        sizes.update(dict.fromkeys(range(int(first), int(first) + number), int(rows)))
+    return sizes
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.coordinator.lineage import Cursor
-from trainer.process import EXIT_TERMINATED
+from trainer.process import EXIT_FIX_JOB, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED
 
 
 class Role(str, enum.Enum):
@@ -53,6 +53,8 @@ class Joined:
     rank: int | None
     host: str
     pid: int
+    version: str = ""
+    """Of paddlewheel."""
 
 
 @dataclass(frozen=True)
@@ -137,12 +139,25 @@ class Left:
     session: int
 
 
+STOP_CODES = frozenset({EXIT_FIX_JOB, EXIT_RETRY, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED})
+"""What a job that is stopped before its end may exit with: never with 0, whoever asks for it."""
+
+
 @dataclass(frozen=True)
 class StopRequested:
-    """A user wants the whole job to stop in order, and its processes to exit with this code."""
+    """A user wants the whole job to stop in order, and its processes to exit with this code.
+
+    Raises:
+        ValueError: the code is none of STOP_CODES.
+    """
 
     reason: str
     exit_code: int = EXIT_TERMINATED
+
+    def __post_init__(self) -> None:
+        if self.exit_code not in STOP_CODES:
+            allowed = ", ".join(str(int(code)) for code in sorted(STOP_CODES))
+            raise ValueError(f"exit_code is {self.exit_code}: a job that is stopped exits with one of {allowed}")
 
 
 @dataclass(frozen=True)

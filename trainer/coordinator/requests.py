@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.coordinator.causes import Cause, Weight
-from trainer.coordinator.lineage import Lineage, LineageError
+from trainer.coordinator.lineage import Lineage, LineageError, runs_of
 from trainer.coordinator.messages import (
     AskHost,
     CheckpointDone,
@@ -237,7 +237,7 @@ class Requests:
             "fingerprint": plan.fingerprint,
             "order": plan.order,
             "seed": plan.seed,
-            "slices": sorted([index, rows] for index, rows in plan.sizes.items()),
+            "slices": runs_of(plan.sizes),
         }
         rows = f"{left:,} of {plan.num_rows:,} rows" if done else f"{left:,} rows"
         what = f"epoch {number + 1}"

@@ -7,7 +7,6 @@ with the new values, `never` begins again and puts the old checkpoints aside.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.checkpoint import CheckpointError, step_of
 from trainer.checkpoints import open_address, open_checkpoints
+from trainer.coordinator import journal
 from trainer.coordinator.lineage import CURSOR_VERSION, Lineage
 from trainer.location import Checkpoints, is_remote
 from trainer.trained import inputs_of
@@ -124,6 +124,13 @@ def finished(plan: JobPlan) -> dict[str, Any] | None:
     last = next((record for record in reversed(read_journal(plan.journal)) if record["what"] == "over"), None)
     if last is None or last["exit_code"] != 0 or not last.get("result"):
         return None  # the last checkpoint is there, but what follows (the evaluation) was not done
+    if changed := list(differences(start.cursor.get("job"), identity(plan.job))):
+        raise ResumeError(
+            f"{plan.name} is trained already, to the end of {start.path}, with other values:\n  "
+            + _shortened(changed)
+            + "\nThere is nothing left for --resume to train with the new ones: train more (train.epochs, --days), begin"
+            " again and put the checkpoints aside (--fresh), or give this job another folder (--set run_dir=...)."
+        )
     result: dict[str, Any] = last["result"]
     return result
 
@@ -231,18 +238,8 @@ def _has_gone_on(records: Sequence[Mapping[str, Any]], asked: str) -> bool:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """The records of a journal, oldest first; a last line that was cut short by a crash is left out."""
-    records = []
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            record = json.loads(line)
-            if isinstance(record, dict) and "what" in record:
-                records.append(record)
-    return records
+    """The records of a journal that are whole, oldest first."""
+    return list(journal.read(path).records)
 
 
 def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> Start:
@@ -265,16 +262,19 @@ def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> Start:
     before, now = cursor.get("job"), identity(plan.job)
     changed = list(differences(*map(without_types, (before, now)) if knows_kinds else (before, now)))
     if changed and plan.resume != "always" and plan.restore is None:
-        more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
         raise ResumeError(
             f"{kept.location} holds checkpoints of this job with other values:\n  "
-            + "\n  ".join(changed[:3])
-            + more
+            + _shortened(changed)
             + "\n"
             "Go on from them with the new values (--resume), begin again and put them aside (--fresh), or give this job"
             " another folder (--set run_dir=...)."
         )
     return Start(address, cursor)
+
+
+def _shortened(changed: list[str]) -> str:
+    more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
+    return "\n  ".join(changed[:3]) + more
 
 
 def days_behind(cursor: Mapping[str, Any] | None) -> tuple[tuple[str, ...], str | None]:

@@ -10,12 +10,11 @@ import asyncio
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import importlib.metadata
 import json
-import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
@@ -31,7 +30,8 @@ from trainer.checkpoint import CheckpointError
 from trainer.checkpoints import open_checkpoints
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
-from trainer.coordinator import messages, resume
+from trainer.coordinator import history, inbound, messages, resume
+from trainer.coordinator.journal import Journal, put_damaged_aside
 from trainer.coordinator.page import StatusPage
 from trainer.coordinator.plan import JobPlan
 from trainer.coordinator.security import Security, SecurityError
@@ -43,43 +43,16 @@ from trainer.telemetry import WebSecurityError, WebServer
 from trainer.telemetry.discovery import TargetFile
 from trainer.telemetry.scalars import Scalars
 
-_ROLES = {pb.ROLE_PSERVER: messages.Role.PSERVER, pb.ROLE_TRAINER: messages.Role.TRAINER}
-_ROLE_NUMBERS = {role: number for number, role in _ROLES.items()}
+_ROLE_NUMBERS = {role: number for number, role in inbound.ROLES.items()}
 _NUM_ENTRIES_KEPT = 200
 _FAREWELL_SECONDS = 3.0
 """How long the coordinator, when the job is over, waits for its agents and observers to hang up."""
 _PAGE_SECONDS = 5.0
 """How long a request for the status page waits for the event loop."""
+_SECONDS_BETWEEN_CHECKS = 2.0
+"""So often it is looked whether the journal is still there."""
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
-
-
-class Journal:
-    """Append-only record of what the coordinator decided. Survives it, for the report. Safe from any thread."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._torn = torn  # a line was cut short, by a full disk or the end of the process that wrote it
-        self._lock = threading.Lock()
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Adds a line, with the time unless it has one, and makes it durable. Raises OSError when that fails."""
-        line = json.dumps({"time": round(time.time(), 3), **record}).encode() + b"\n"
-        with self._lock:
-            if self._torn:
-                line = b"\n" + line
-            self._torn = True
-            rest = memoryview(line)
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
-            self._torn = False
-            os.fsync(self._fd)
-
-    def close(self) -> None:
-        """Closes the file."""
-        os.close(self._fd)
 
 
 class CoordinatorService(pb_grpc.CoordinatorServicer):
@@ -91,7 +64,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self.plan = plan
         self._kept = kept
         self.over = asyncio.Event()
-        self._control = Control(plan, time.monotonic(), start, incarnation)
+        version = importlib.metadata.version("paddlewheel")
+        self._control = Control(plan, time.monotonic(), start, incarnation, version)
         self._journal = journal
         # A disk may stall for seconds, the event loop must not: agents would take this process for lost. One thread
         # keeps the order of the records, those of commits included.
@@ -110,7 +84,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self.page = StatusPage(
             plan.name,
             self._status_from_a_thread,
-            facts={"version": importlib.metadata.version("paddlewheel"), "tables": plan.tables},
+            facts={"version": version, "tables": plan.tables},
             checkpoint_interval_seconds=_checkpoint_interval_seconds(plan),
         )
         self._loop = asyncio.get_running_loop()
@@ -157,6 +131,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     "cause": outcome.cause,
                     "culprit": outcome.culprit,
                     "rows": self._control.progress.get("rows", 0),
+                    "draft": self._control.committed_draft,
                 }
                 self._record(record | ({"result": self._control.result} if self._control.result else {}))
                 self._note("debug", f"the job is over: {outcome.cause or 'done'}")
@@ -220,14 +195,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def _discard(self, drafts: str) -> None:
         try:
             await asyncio.to_thread(self._kept.discard, drafts)
-        except (OSError, ValueError) as error:
-            self._note("warning", f"drafts {drafts} could not be removed: {error}")
+        except Exception as error:  # noqa: BLE001 -- they take room, nothing else
+            self._note("warning", f"drafts {drafts} could not be removed: {_words_of(error)}")
 
     async def _commit(self, commit: messages.Commit) -> None:
         try:
             path = await self._loop.run_in_executor(self._writer, self._commit_files, commit)
-        except (OSError, ValueError) as error:
-            self.apply(messages.Settled(commit, error=str(error)))
+        except Exception as error:  # noqa: BLE001 -- whatever it is: trainers wait for this answer, and no other comes
+            if not isinstance(error, (OSError, ValueError)):
+                self._log.exception("a commit raised", draft=commit.cursor.draft)
+            self.apply(messages.Settled(commit, error=_words_of(error)))
         else:
             self.apply(messages.Settled(commit, path=path))
 
@@ -266,6 +243,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     def _record(self, record: dict[str, Any]) -> None:
         def write(stamped: dict[str, Any]) -> None:
+            self._check_journal()
             try:
                 self._journal.write(stamped)
             except OSError as error:
@@ -273,6 +251,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 self._loop.call_soon_threadsafe(self._note, "error", text)
 
         self._writer.submit(write, {"time": round(time.time(), 3), **record})
+
+    def _check_journal(self) -> None:
+        """Says when somebody has removed or cut it: what it proves is gone. In the writer's thread."""
+        try:
+            done = self._journal.check()
+        except OSError as error:
+            done = f"the journal cannot be written any more: {error}"
+        if done:
+            self._loop.call_soon_threadsafe(self._note, "error", done)
 
     def _note(self, level: str, text: str) -> None:
         self._num_entries += 1
@@ -288,9 +275,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def tick(self) -> None:
         """Lets time pass for the state machine, pulses to the agents and news to the watchers, until cancelled."""
+        checked_at = time.monotonic()
         while True:
             await asyncio.sleep(self.plan.control.heartbeat_seconds / 2)
             self.apply(messages.Tick())
+            if time.monotonic() - checked_at > _SECONDS_BETWEEN_CHECKS:
+                checked_at = time.monotonic()
+                self._writer.submit(self._check_journal)
             self.page.curves.add(time.monotonic() - self._started_at, self._control.progress)
             if self.scalars is not None:
                 self.scalars.progress(self._control.progress)
@@ -305,17 +296,15 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request_iterator: AsyncIterator[pb.AgentMessage], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.AgentCommand]:
         """One agent's membership."""
-        first = await anext(aiter(request_iterator), None)
-        role = _ROLES.get(first.join.role) if first is not None and first.HasField("join") else None
-        if first is None or role is None:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a Join that names a role")
-        join = first.join
         self._num_sessions += 1
         session = self._num_sessions
+        try:
+            joined = inbound.joined(session, await anext(aiter(request_iterator), None))
+        except inbound.MessageError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         outbox: asyncio.Queue[pb.AgentCommand | None] = asyncio.Queue()
         self._outboxes[session] = outbox
-        rank = join.rank if join.HasField("rank") else None
-        self.apply(messages.Joined(session, role, rank, join.host, join.pid))
+        self.apply(joined)
         reader = asyncio.create_task(self._read(session, request_iterator))
         reader.add_done_callback(lambda _task: outbox.put_nowait(None))
         try:
@@ -329,7 +318,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     async def _read(self, session: int, stream: AsyncIterator[pb.AgentMessage]) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
             async for message in stream:
-                event = _event_of(session, message)
+                try:
+                    event = inbound.event_of(session, message)
+                except inbound.MessageError as error:
+                    self._note("error", f"an agent is dropped, for it says what cannot be: {error}")
+                    return
                 if event is not None:
                     self.apply(event)
 
@@ -344,7 +337,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.JobStatus]:
         """The job, again and again, until it is over."""
-        del context
+        try:
+            interval = inbound.watch_interval_seconds(request)
+        except inbound.MessageError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         self._observers += 1
         try:
             while True:
@@ -352,7 +348,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 yield self.status()
                 if over:
                     return
-                await asyncio.sleep(request.min_interval_seconds)
+                await asyncio.sleep(interval)
                 async with self._changed:
                     await self._changed.wait_for(lambda version=version: self._version != version)  # type: ignore[misc]
         finally:
@@ -362,20 +358,26 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self, request: pb.CheckpointRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.CheckpointReply:
         """A checkpoint at the next step; waits until it is committed."""
-        del context
+        try:
+            timeout = inbound.checkpoint_timeout_seconds(request)
+        except inbound.MessageError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         future: asyncio.Future[messages.CheckpointDone] = self._loop.create_future()
         self._asking.append(future)
         self.apply(messages.CheckpointAsked())
         try:
-            done = await asyncio.wait_for(future, request.timeout_seconds or None)
+            done = await asyncio.wait_for(future, timeout)
         except asyncio.TimeoutError:
             return pb.CheckpointReply(error=f"not committed within {request.timeout_seconds:g} s; it may be later")
         return pb.CheckpointReply(committed=not done.error, step=done.step, path=done.path, error=done.error)
 
     async def StopJob(self, request: pb.StopRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.StopReply:
         """An ordered stop."""
-        del context
-        self.apply(messages.StopRequested(request.reason or "stopped by a user", request.exit_code or 143))
+        try:
+            stop = inbound.stop_of(request)
+        except inbound.MessageError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        self.apply(stop)
         return pb.StopReply()
 
     def status(self) -> pb.JobStatus:
@@ -459,37 +461,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await asyncio.sleep(0.02)
 
 
-def _event_of(session: int, message: pb.AgentMessage) -> messages.Event | None:
-    match message.WhichOneof("message"):
-        case "heartbeat":
-            beat = message.heartbeat
-            left = beat.seconds_to_limit if beat.HasField("seconds_to_limit") else None
-            return messages.Heard(session, beat.child_memory_bytes, beat.child_stopped, beat.memory_limit_bytes, left)
-        case "available":
-            return messages.Available(session, message.available.port)
-        case "child_started":
-            return messages.ChildStarted(session, message.child_started.incarnation, message.child_started.pid)
-        case "child_ready":
-            return messages.ChildReady(session, message.child_ready.incarnation, message.child_ready.identity)
-        case "child_event":
-            said = json.loads(message.child_event.json)
-            return messages.ChildSaid(session, message.child_event.incarnation, said)
-        case "child_exited":
-            gone = message.child_exited
-            return messages.ChildExited(
-                session, gone.incarnation, gone.exit_code, gone.expected, gone.log_tail, gone.reason
-            )
-        case "host_answer":
-            answer = json.loads(message.host_answer.json)
-            return messages.HostAnswered(session, message.host_answer.incarnation, answer)
-        case "leaving":
-            return messages.Leaving(session, message.leaving.signal)
-    return None
-
-
 def _record_of(cursor: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in cursor.items() if key != "job"}
-    return {"what": "committing", "incarnation": cursor["incarnation"], "cursor": kept}
+    return {"what": "committing", "incarnation": cursor["incarnation"], "cursor": history.told_of(cursor)}
+
+
+def _words_of(error: Exception) -> str:
+    return str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
 
 
 def _checkpoint_interval_seconds(plan: JobPlan) -> float | None:
@@ -517,8 +494,8 @@ def _serve_page(plan: JobPlan, page: StatusPage, target: TargetFile | None) -> W
 
 def _begin_journal(journal: Journal, plan: JobPlan, start: resume.Start, records: list[dict[str, Any]]) -> None:
     """Says that a run begins; and what the coordinator before this one committed without living to write it down."""
-    asked = resume.asked_for(plan)
-    journal.write({"what": "run", "mode": plan.mode, "resume": plan.resume, "restore": start.path, "asked": asked})
+    run = {"what": "run", "mode": plan.mode, "resume": plan.resume, "restore": start.path}
+    journal.write({**run, "asked": resume.asked_for(plan), "checkpoints": plan.checkpoint_location})
     if start.cursor is None:
         return
     known = {record["draft"] for record in records if record["what"] == "committed"}
@@ -526,6 +503,13 @@ def _begin_journal(journal: Journal, plan: JobPlan, start: resume.Start, records
         journal.write(_record_of(start.cursor))
         found = {"step": start.cursor["step"], "draft": start.cursor["draft"], "path": start.path}
         journal.write({"what": "committed", "incarnation": start.cursor["incarnation"], **found})
+
+
+def _last_incarnation(records: list[dict[str, Any]], start: resume.Start) -> int:
+    """No number of an incarnation is used twice, drafts are named after it; and the journal may have lost records."""
+    told = [record.get("incarnation") for record in records]
+    told.append((start.cursor or {}).get("incarnation"))
+    return max((number for number in told if isinstance(number, int)), default=0)
 
 
 async def serve(plan: JobPlan, listen: str, announce: TextIO | None = None, security: Security | None = None) -> int:
@@ -548,10 +532,12 @@ async def serve(plan: JobPlan, listen: str, announce: TextIO | None = None, secu
 async def _serve(
     plan: JobPlan, listen: str, announce: TextIO | None, security: Security, kept: Checkpoints, start: resume.Start
 ) -> int:
+    if (damage := put_damaged_aside(plan.journal)) is not None:
+        start = dataclasses.replace(start, notes=(*start.notes, damage))
     records = resume.read_journal(plan.journal)
     journal = Journal(plan.journal)
     _begin_journal(journal, plan, start, records)
-    incarnation = max((record["incarnation"] for record in records if record["what"] == "incarnation"), default=0)
+    incarnation = _last_incarnation(records, start)
     service = CoordinatorService(plan, journal, kept, start, incarnation)
     server = security.server()
     pb_grpc.add_CoordinatorServicer_to_server(service, server)

@@ -83,10 +83,19 @@ class Control:
         now: seconds of the clock that `handle` is told.
         start: where training begins.
         incarnation: of the run before; its numbers are not used again.
+        version: of paddlewheel, which agents must have too; None: theirs does not matter.
     """
 
-    def __init__(self, plan: JobPlan, now: float, start: Start | None = None, incarnation: int = 0) -> None:
+    def __init__(
+        self,
+        plan: JobPlan,
+        now: float,
+        start: Start | None = None,
+        incarnation: int = 0,
+        version: str | None = None,
+    ) -> None:
         self.plan = plan
+        self._version = version
         self.limits = plan.control
         self.seats = Seats(plan.num_servers, plan.num_trainers)
         self.phase = Phase.GATHERING
@@ -130,6 +139,12 @@ class Control:
     def checkpoint(self) -> CheckpointState:
         """What is known of checkpoints."""
         return self._requests.checkpoint
+
+    @property
+    def committed_draft(self) -> str | None:
+        """The name under which the model's newest checkpoint was made; None before the first."""
+        draft: str | None = self._requests.starting_point["parent"]
+        return draft
 
     # -- events
 
@@ -178,6 +193,14 @@ class Control:
                 self._child_exited(seat, event, now)
 
     def _join(self, event: Joined, now: float) -> None:
+        if self._version is not None and event.version != self._version:
+            reason = (
+                f"its paddlewheel is {event.version or 'of an unknown version'}, the coordinator's {self._version}:"
+                " install the same version on every machine of the job"
+            )
+            self._note("error", f"a {event.role} on {event.host} gets no seat: {reason}")
+            self._do(Refuse(event.session, reason, EXIT_FIX_JOB))
+            return
         seat = self.seats.place(event, now)
         if isinstance(seat, Refuse):
             self._do(seat)

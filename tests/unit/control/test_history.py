@@ -8,6 +8,12 @@ from typing import Any
 import pytest
 
 from trainer.coordinator import history
+from trainer.coordinator.journal import Content, Journal, seal
+
+
+def tell(records: list[dict[str, Any]], newest: dict[str, Any] | None = None) -> history.Report:
+    """Of records; `newest` is the cursor of the newest checkpoint."""
+    return history.tell(Content(tuple(records)), history.Newest("/c/newest", newest) if newest else None)
 
 
 def cursor(draft: str, parent: str | None, step: int, spans: list[list[int]], epoch: int, rows: int) -> dict[str, Any]:
@@ -41,7 +47,7 @@ def opened(time: float, number: int, parent: str | None, rows: int, restore: str
 
 
 RUN = [{"time": 0.0, "what": "run", "resume": "auto"}]
-OVER = [{"time": 50.0, "what": "over", "exit_code": 0, "cause": "", "culprit": "", "rows": 20}]
+OVER = [{"time": 50.0, "what": "over", "exit_code": 0, "cause": "", "culprit": "", "rows": 20, "draft": "b"}]
 HALF = cursor("a", None, 1, [[0, 0, 0, 10]], 0, 10)
 WHOLE = cursor("b", "a", 2, [[0, 1, 0, 10]], 1, 20)
 
@@ -61,7 +67,7 @@ def test_a_loss_is_told_with_its_cost() -> None:
         *commit(30, 2, WHOLE),
         *OVER,
     ]
-    report = history.tell(records)
+    report = tell(records)
     assert report.exact
     assert report.steps == [1, 2]
     assert report.epochs[0].is_exact
@@ -82,7 +88,7 @@ def test_a_lost_coordinator_is_told() -> None:
         {"time": 15.0, "what": "run", "resume": "auto"},
         *opened(16, 2, "a", 10, "/c/step-1"),
     ]
-    first, second = history.tell(records).incarnations
+    first, second = tell(records).incarnations
     assert first.culprit == "coordinator"
     assert first.rows_replayed is None
     assert second.ended is None
@@ -90,20 +96,20 @@ def test_a_lost_coordinator_is_told() -> None:
 
 def test_a_row_trained_twice_is_found() -> None:
     again = cursor("b", "a", 2, [[0, 0, 5, 5], [0, 1, 0, 10]], 1, 25)
-    report = history.tell([*RUN, *opened(1, 1, None, 0), *commit(10, 1, HALF), *commit(20, 1, again), *OVER])
+    report = tell([*RUN, *opened(1, 1, None, 0), *commit(10, 1, HALF), *commit(20, 1, again), *OVER])
     assert not report.exact
     assert report.epochs[0].num_repeated == 5
 
 
 def test_a_row_left_out_is_found() -> None:
     gap = cursor("b", "a", 2, [[0, 1, 0, 9]], 1, 19)
-    report = history.tell([*RUN, *opened(1, 1, None, 0), *commit(10, 1, HALF), *commit(20, 1, gap), *OVER])
+    report = tell([*RUN, *opened(1, 1, None, 0), *commit(10, 1, HALF), *commit(20, 1, gap), *OVER])
     assert not report.exact
     assert report.epochs[0].num_missing == 1
 
 
 def test_an_epoch_that_goes_on_is_no_mistake() -> None:
-    report = history.tell([*RUN, *opened(1, 1, None, 0), *commit(10, 1, HALF)])
+    report = tell([*RUN, *opened(1, 1, None, 0), *commit(10, 1, HALF)], HALF)
     assert report.exact
     assert report.epochs[0].num_missing == 10
     assert report.outcome is None
@@ -119,16 +125,16 @@ def test_only_the_final_line_counts() -> None:
         *commit(11, 1, damaged),
         *opened(20, 2, "a", 10, "/c/step-1"),
     ]
-    assert history.tell(records).steps == [1]
-    report = history.tell([*records, *commit(30, 2, WHOLE), *OVER])
+    assert tell(records).steps == [1]
+    report = tell([*records, *commit(30, 2, WHOLE), *OVER])
     assert report.steps == [1, 2]
     assert report.exact
 
 
 def test_a_fresh_start_begins_another_line() -> None:
     records = [*RUN, *opened(1, 1, None, 0), *commit(10, 1, HALF), {"time": 12.0, "what": "run", "resume": "never"}]
-    new = [*commit(22, 2, cursor("n", None, 1, [[0, 0, 0, 10], [0, 1, 0, 10]], 1, 20)), *OVER]
-    report = history.tell([*records, *opened(20, 2, None, 0), *new])
+    new = [*commit(22, 2, cursor("n", None, 1, [[0, 0, 0, 10], [0, 1, 0, 10]], 1, 20)), {**OVER[0], "draft": "n"}]
+    report = tell([*records, *opened(20, 2, None, 0), *new])
     assert report.exact
     assert report.steps == [1]
     assert len(report.incarnations) == 1
@@ -137,3 +143,108 @@ def test_a_fresh_start_begins_another_line() -> None:
 def test_a_folder_without_a_journal(tmp_path: Path) -> None:
     with pytest.raises(history.NoHistoryError, match=r"journal\.jsonl"):
         history.report(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------- what proves nothing is told
+
+FINISHED = [
+    *RUN,
+    *opened(1, 1, None, 0),
+    *commit(10, 1, HALF),
+    *lost(14, 1, rows=16),
+    *opened(20, 2, "a", 10, "/c/step-1"),
+    *commit(30, 2, WHOLE),
+    *OVER,
+]
+
+
+def test_a_run_that_goes_on_is_proven_by_its_newest_checkpoint_or_not_at_all() -> None:
+    records = FINISHED[:-1]
+    assert tell(records, WHOLE).verdict == "exact"
+    report = tell(records)
+    assert (report.verdict, report.reasons) != ("exact", ())
+    assert "neither the outcome of the run nor a checkpoint" in report.reasons[0]
+
+
+def test_a_commit_that_nobody_lived_to_write_down_counts() -> None:
+    records = [record for record in FINISHED[:-1] if record.get("draft") != "b"]
+    report = tell(records, WHOLE)
+    assert (report.verdict, report.steps) == ("exact", [1, 2])
+
+
+@pytest.mark.parametrize("what", ["committing", "epoch"])
+def test_a_record_that_the_proof_needs_is_missed(what: str) -> None:
+    for number in (0, -1):
+        records = list(FINISHED)
+        places = [place for place, record in enumerate(records) if record["what"] == what]
+        kinds = {"epoch": places, "committing": [places[number]]}
+        records = [record for place, record in enumerate(records) if place not in kinds[what]]
+        for newest in (WHOLE, None):
+            report = tell(records, newest)
+            assert report.verdict == "not proven"
+            assert any("is missing" in reason for reason in report.reasons), report.reasons
+
+
+def test_an_outcome_or_a_checkpoint_that_tells_of_another_end_is_no_proof() -> None:
+    over = {**OVER[0], "draft": "c"}
+    assert "ended with the checkpoint 'c'" in tell([*FINISHED[:-1], over]).reasons[0]
+    assert "/c/newest, is missing" in tell(FINISHED, cursor("d", "b", 3, [], 1, 20)).reasons[0]
+    assert "is not the one that the journal tells of" in tell(FINISHED, {**WHOLE, "rows": 19}).reasons[0]
+    assert tell([*RUN, *opened(1, 1, None, 0)]).reasons == ("no checkpoint was committed",)
+
+
+def test_a_row_trained_twice_is_certain_also_where_a_record_is_missing() -> None:
+    again = cursor("b", "a", 2, [[0, 0, 5, 5], [0, 1, 0, 10], [0, 0, 0, 7]], 1, 25)
+    report = tell([*RUN, *opened(1, 1, None, 0), *commit(20, 1, again), *OVER])
+    assert report.verdict == "not exact"
+
+
+def test_the_journal_keeps_what_a_checkpoint_adds_not_the_whole_position() -> None:
+    whole = {**HALF, "job": {"a": 1}, "days": ["d"], "position": {"epoch": 0, "seed": 3, "done": [[0, 10]] * 100_000}}
+    assert history.told_of(whole) == {**HALF, "position": {"epoch": 0, "seed": 3}}
+
+
+def written(folder: Path) -> bytes:
+    journal = Journal(folder / "journal.jsonl")
+    for record in FINISHED:
+        journal.write(dict(record))
+    journal.close()
+    return (folder / "journal.jsonl").read_bytes()
+
+
+def test_no_flipped_bit_and_no_lost_record_makes_a_report_say_more_than_was_trained(tmp_path: Path) -> None:
+    """Every bit of the journal, and every record: exact with all rows, or not proven; never exact with fewer."""
+    content = written(tmp_path)
+    path = tmp_path / "journal.jsonl"
+    assert history.report(tmp_path).exact
+    verdicts = set()
+
+    def look(changed: bytes) -> None:
+        path.write_bytes(changed)
+        report = history.report(tmp_path)
+        verdicts.add(report.verdict)
+        if report.exact:
+            assert [proof.num_trained for proof in report.epochs] == [20]
+            assert report.steps == [1, 2]
+
+    for place in range(len(content)):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << (place % 8)
+        look(bytes(flipped))
+    lines = content.splitlines(keepends=True)
+    for first in range(len(lines)):
+        for last in range(first + 1, len(lines) + 1):
+            if last - first < len(lines):
+                look(b"".join(lines[:first] + lines[last:]))
+        look(b"".join(lines[: first + 1])[:-9] if first else b"".join(lines[:2])[:-9])
+    assert verdicts == {"exact", "not proven"}
+
+
+def test_a_line_that_was_changed_is_no_record_even_if_it_can_be_read(tmp_path: Path) -> None:
+    content = written(tmp_path)
+    (tmp_path / "journal.jsonl").write_bytes(content.replace(b'[[0, 1, 0, 10]]', b'[[0, 1, 0, 11]]'))
+    report = history.report(tmp_path)
+    assert report.verdict == "not proven"
+    assert report.lost_records == 1
+    sealed = seal({"what": "run", "record": 1, "time": 1.0})
+    assert seal({"what": "run", "record": 1, "time": 1.0}) == sealed
