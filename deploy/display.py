@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import sys
 import time
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, cast
 
 import structlog
 from rich.console import Console
@@ -16,6 +18,43 @@ from trainer.coordinator import coordinator_pb2 as pb
 
 _SECONDS_BETWEEN_LINES = 5.0
 _STYLES = {"warning": "yellow", "error": "bold red"}
+
+
+class Unfailing(io.TextIOBase):
+    """Writes to a stream as long as that takes anything.
+
+    What is shown of a job must not end it: the reader of standard error may have gone (`2>&1 | head`, a log collector
+    that died), the disk under it may be full. What is not taken then is lost; logs and journal have it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """All of it, or as much as is taken."""
+        with contextlib.suppress(OSError, ValueError):  # the latter: closed
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """The same."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        """As the stream is."""
+        with contextlib.suppress(OSError, ValueError):
+            return self._stream.isatty()
+        return False
+
+    def fileno(self) -> int:
+        """Of the stream."""
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of the stream."""
+        return self._stream.encoding
 
 
 class Display(Protocol):
@@ -33,8 +72,10 @@ class Display(Protocol):
 
 def choose_display(stream: TextIO | None = None) -> Display:
     """A bar if the stream (standard error by default) is a terminal, else log lines."""
-    out = stream or sys.stderr
-    return TerminalDisplay(out) if out.isatty() else LogDisplay(out)
+    out: TextIO = stream or sys.stderr
+    is_terminal = out.isatty()
+    out = cast("TextIO", Unfailing(out))
+    return TerminalDisplay(out) if is_terminal else LogDisplay(out)
 
 
 def duration(seconds: float | None) -> str:

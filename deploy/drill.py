@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from deploy.display import Unfailing
 from deploy.launcher import run_local
 from trainer.config import JobConfig
 from trainer.coordinator import coordinator_pb2 as pb
@@ -212,7 +213,7 @@ class _Saboteur:
             self.again_at = time.time()
 
     def note(self, level: str, text: str) -> None:
-        sys.stderr.write(f"{level}: {text}\n")
+        Unfailing(sys.stderr).write(f"{level}: {text}\n")
 
     def close(self) -> None:
         pass

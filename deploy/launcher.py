@@ -19,10 +19,10 @@ import signal
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import grpc.aio
 import psutil
@@ -37,6 +37,7 @@ from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from trainer.coordinator import resume as resuming
 from trainer.coordinator.plan import JobPlan
+from trainer.coordinator.resume import read_journal
 from trainer.coordinator.security import Security
 from trainer.process import (
     EXIT_DONE,
@@ -48,6 +49,7 @@ from trainer.process import (
     start,
 )
 from trainer.processor import COMPUTE_THREADS
+from trainer.silence import Silence
 
 _OPEN_SECONDS = 30.0
 """The coordinator opens its port within this time, or something is wrong."""
@@ -61,11 +63,15 @@ _TAIL_LINES = 15
 
 
 class LaunchError(RuntimeError):
-    """The job could not be started on this machine."""
+    """The job could not be started on this machine; trying again may help."""
 
 
-class RunFolderBusyError(ValueError):
-    """Another run uses the same run folder."""
+class RefusedError(ValueError):
+    """The coordinator refuses the job as it is."""
+
+
+class RunFolderBusyError(RuntimeError):
+    """Another run uses the same run folder; when it has ended, trying again helps."""
 
 
 def run_local(
@@ -94,6 +100,7 @@ def run_local(
         ResumeError: the checkpoints in the job's folder are of a job with other values, or there are none to resume.
         RunFolderBusyError: another run uses job.run_dir.
         LaunchError: the coordinator could not be started.
+        RefusedError: it refused the job.
         PortTakenError: a port that the job names is in use.
         ConfigError, CheckpointError: the job would begin with another model, which is not there or does not fit.
     """
@@ -117,7 +124,8 @@ def run_local(
             try:
                 (run_dir / name).write_text(json.dumps(outcome.to_json(), indent=1) + "\n", encoding="utf-8")
             except OSError as error:
-                sys.stderr.write(f"{run_dir / name} cannot be written: {error}\n")
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write(f"{run_dir / name} cannot be written: {error}\n")
     return outcome
 
 
@@ -179,7 +187,8 @@ class _Seen:
     """What the coordinator's status has told so far."""
 
     status: pb.JobStatus | None = None
-    at: float = 0.0
+    heard: bool = False
+    """Since it was last looked."""
     entry: int = 0
     result: dict[str, Any] = field(default_factory=dict)
     server_memory_bytes: dict[int, int] = field(default_factory=dict)
@@ -202,11 +211,13 @@ class _Launcher:
         self._coordinator: Process | None = None
         self._address = ""
         self._lost = ""  # how the coordinator was lost
+        self._num_records_before = 0  # the journal had, when the coordinator was started
         self._num_revivals = self._num_fruitless_revivals = 0
         self._roles: list[_Role] = []
         self._seen = _Seen()
         self._signal: int | None = None
         self._signal_at = 0.0
+        self._signalled = asyncio.Event()
         self._stub: Any = None
         self._wake = asyncio.Event()
         self._fatal: tuple[int, str, str, str] | None = None  # exit code, cause, culprit, detail
@@ -218,10 +229,11 @@ class _Launcher:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
-            await self._open()
-            while await self._attend():
-                await self._revive()
-            await self._wait_for_all(_FAREWELL_SECONDS)
+            if await self._open():
+                while await self._attend():
+                    if not await self._revive():
+                        break
+                await self._wait_for_all(_FAREWELL_SECONDS)
         finally:
             await self._kill_all()
             self._display.close()
@@ -234,6 +246,8 @@ class _Launcher:
         self._lost = ""
         async with self._security.channel(self._address) as channel:
             self._stub = pb_grpc.CoordinatorStub(channel)
+            if self._signal is not None:  # it came while the coordinator was started
+                self._begin_to_ask(self._signal)
             watching = asyncio.create_task(self._watch())
             try:
                 for role in self._roles:
@@ -256,8 +270,8 @@ class _Launcher:
         self._fatal = (EXIT_RETRY, cause, "coordinator", _tail(self._log_dir / "coordinator.log"))
         return False
 
-    async def _revive(self) -> None:
-        """Another coordinator at the same address. The agents end by themselves, and are started again."""
+    async def _revive(self) -> bool:
+        """Another coordinator at the same address. The agents end by themselves, and are started again. As `_open`."""
         assert self._coordinator is not None
         self._num_revivals += 1
         self._num_fruitless_revivals += 1
@@ -273,14 +287,19 @@ class _Launcher:
         self._plan = self._plan.model_copy(update=update)
         before = self._seen
         self._seen = _Seen(server_memory_bytes=before.server_memory_bytes)
-        await self._open()
+        return await self._open()
 
     # -- processes
 
-    async def _open(self) -> None:
-        """Starts the coordinator and learns its address."""
+    async def _open(self) -> bool:
+        """Starts the coordinator and learns its address; False when a signal came first, and there is nothing to stop.
+
+        Raises:
+            LaunchError, RefusedError: it ended instead.
+        """
         cluster = self._job.cluster
         listen = self._address or f"{self._own_address}:{cluster.coordinator_port or 0}"
+        self._num_records_before = max((record["record"] for record in read_journal(self._plan.journal)), default=0)
         read_end, write_end = os.pipe()
         log = self._log_dir / "coordinator.log"
         command = [
@@ -303,9 +322,11 @@ class _Launcher:
         self._coordinator.stdin.write(self._plan.model_dump_json().encode() + b"\n")
         self._coordinator.stdin.close()
         reading = max(_OPEN_SECONDS, self._plan.control.save_seconds)  # it reads the newest checkpoint through first
-        line = await _read_line(read_end, reading)
+        line = await self._unless_signalled(_read_line(read_end, reading))
+        if line is None:
+            return False
         if not line:
-            raise LaunchError(f"the coordinator did not open its port; {log} says:\n{_tail(log)}")
+            await self._refuse(log)
         said = json.loads(line)
         self._address = f"{self._own_address}:{said['port']}"
         self._display.note("info", f"coordinator at {self._address}; logs in {self._log_dir}")
@@ -317,6 +338,29 @@ class _Launcher:
                 self._roles.append(
                     _Role(name, rank, self._agent_command(name, rank), self._log_dir / f"{name}-{rank}.log")
                 )
+        return True
+
+    async def _unless_signalled(self, reading: Coroutine[Any, Any, bytes]) -> bytes | None:
+        """What is read; None as soon as a signal has come: it need not wait for a large checkpoint to be read."""
+        tasks = [asyncio.ensure_future(reading), asyncio.ensure_future(self._signalled.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return None if self._signalled.is_set() else tasks[0].result()  # type: ignore[return-value]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _refuse(self, log: Path) -> NoReturn:
+        """The coordinator has ended, or not come to its port in time: says why, in its own words."""
+        assert self._coordinator is not None
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._coordinator.wait(), 2.0)
+        code = self._coordinator.returncode
+        said = _last_message(log)
+        if code in {EXIT_FIX_JOB, EXIT_RETRY} and said:
+            raise (RefusedError if code == EXIT_FIX_JOB else LaunchError)(said)
+        raise LaunchError(f"the coordinator did not open its port; {log} says:\n{_tail(log)}")
 
     def _agent_command(self, name: str, rank: int) -> list[str]:
         if self._hosts is not None:
@@ -362,7 +406,7 @@ class _Launcher:
 
     def _take(self, status: pb.JobStatus) -> None:
         seen = self._seen
-        seen.status, seen.at = status, time.monotonic()
+        seen.status, seen.heard = status, True
         for entry in status.entries:
             if entry.number > seen.entry:
                 seen.entry = entry.number
@@ -379,13 +423,17 @@ class _Launcher:
     async def _supervise(self, watching: asyncio.Task[None]) -> None:
         """Until the job is over or cannot go on."""
         assert self._coordinator is not None
-        silence = self._plan.control.silence_seconds * 2
-        self._seen.at = time.monotonic()
+        silence = Silence(self._plan.control.silence_seconds * 2, time.monotonic())
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), 0.2)
             self._wake.clear()
             now = time.monotonic()
+            # Stopped by Ctrl-Z: nobody else was, and nobody was heard.
+            self._signal_at = min(now, self._signal_at + silence.slept(now))
+            if self._seen.heard:
+                silence.heard(now)
+                self._seen.heard = False
             if self._is_over():
                 return
             if self._signal is not None and now - self._signal_at > _STOP_SECONDS - 1 + self._saving_seconds:
@@ -396,12 +444,12 @@ class _Launcher:
                     with contextlib.suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(self._coordinator.wait(), 2.0)
                 await asyncio.wait({watching}, timeout=2.0)  # its last word may be read after its exit was noticed
-                if self._is_over():
+                if self._is_over() or self._learn_the_end():
                     return
                 self._lost = describe_exit(self._coordinator.returncode or 0)
                 return
-            if now - self._seen.at > silence:
-                self._lost = f"said nothing for {silence:g} s"
+            if silence.is_too_long(now):
+                self._lost = f"said nothing for {silence.limit_seconds:g} s"
                 return
             for role in self._roles:
                 await self._look_after(role, now)
@@ -417,6 +465,24 @@ class _Launcher:
 
     def _is_over(self) -> bool:
         return self._seen.status is not None and self._seen.status.over
+
+    def _learn_the_end(self) -> bool:
+        """Whether a coordinator that is gone had come to the job's end, which this process was not there to hear."""
+        assert self._coordinator is not None
+        code = self._coordinator.returncode
+        last = next(iter(reversed(read_journal(self._plan.journal))), None)
+        is_new = last is not None and last["record"] > self._num_records_before
+        if last is None or not is_new or last["what"] != "over" or last["exit_code"] != code:
+            last = {"exit_code": code} if code == EXIT_DONE else None  # it ends so only when all is done
+        if last is None:
+            return False
+        status = self._seen.status or pb.JobStatus()
+        status.over = True
+        status.outcome.exit_code = last["exit_code"]
+        status.outcome.cause, status.outcome.culprit = last.get("cause", ""), last.get("culprit", "")
+        self._seen.status = status
+        self._seen.result = last.get("result") or self._seen.result
+        return True
 
     async def _look_after(self, role: _Role, now: float) -> None:
         """Brings an agent back that died; kills one that the coordinator has given up."""
@@ -459,10 +525,13 @@ class _Launcher:
             self._signal_at = -math.inf
         else:
             self._signal, self._signal_at = number, time.monotonic()
+            self._signalled.set()
             self._display.note("warning", f"received {signal.Signals(number).name}: stopping in order (again: at once)")
-            task = asyncio.get_running_loop().create_task(self._ask_to_stop(number))
-            self._asking.add(task)
+            self._begin_to_ask(number)
         self._wake.set()
+
+    def _begin_to_ask(self, number: int) -> None:
+        self._asking.add(asyncio.get_running_loop().create_task(self._ask_to_stop(number)))
 
     async def _ask_to_stop(self, number: int) -> None:
         if self._stub is None:
@@ -473,7 +542,7 @@ class _Launcher:
             else f"the launcher was sent {signal.Signals(number).name}"
         )
         request = pb.StopRequest(reason=reason, exit_code=128 + number)
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):  # the latter: of a coordinator that is gone
             await self._stub.StopJob(request, metadata=self._security.metadata, timeout=5.0)
 
     def _processes(self) -> list[Process]:
@@ -517,7 +586,8 @@ class _Launcher:
         elif self._fatal is not None:
             code, cause, culprit, detail = self._fatal
         elif self._signal is not None:
-            code, cause, culprit, detail = 128 + self._signal, "stopped by a signal, not in order", "", ""
+            how = "not in order" if self._stub is not None else "before the coordinator was ready"
+            code, cause, culprit, detail = 128 + self._signal, f"stopped by a signal, {how}", "", ""
         else:
             raise LaunchError("the launcher ended without an outcome")
         if culprit and not detail:
@@ -550,6 +620,20 @@ async def _read_line(fd: int, seconds: float) -> bytes:
         return b""
     finally:
         transport.close()
+
+
+def _last_message(log: Path) -> str:
+    """What a process without Paddle has logged last as an error."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            said = json.loads(line)
+            if isinstance(said, dict) and said.get("level") == "error":
+                return str(said.get("message", ""))
+    return ""
 
 
 def _tail(log: Path) -> str:

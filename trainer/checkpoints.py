@@ -114,7 +114,8 @@ class Folder(Checkpoints):
                 if isinstance(error, PermissionError) and error.errno != errno.EACCES:
                     raise
                 raise DirectoryBusyError(
-                    f"another coordinator uses {self.location}, or is about to leave it"
+                    f"checkpoint.directory: another run uses {self.location}; wait for it, or give this one another "
+                    "folder (--set checkpoint.directory=...)"
                 ) from error
             yield file
 

@@ -7,11 +7,12 @@ into words and exit codes:
     0        done
     64       fix the job: a wrong command line, job file, data set or environment; trying again cannot help
     75       trying again may help: a lost process, a full disk, a crash
-    130, 143 stopped by Ctrl-C or by SIGTERM, after an ordered stop
+    129, 130, 143  stopped after an ordered stop: its terminal hung up (SIGHUP), Ctrl-C, SIGTERM
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -21,9 +22,14 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
+from deploy.cli.streams import give_up
+
 EXIT_FIX_JOB = 64
 EXIT_RETRY = 75
 EXIT_INTERRUPTED = 130
+
+_ANSWERS = {"job", "checkpoint", "chain", "curves", "report", "status", "deploy", "doctor", "version"}
+"""Commands that print an answer and do nothing else for which a reader would be needed."""
 
 _OURS = {"pserver", "trainer", "data_pipeline", "deploy"}
 
@@ -75,10 +81,13 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", "interrupted", EXIT_INTERRUPTED, arguments)
     except BrokenPipeError:
-        # The reader of our output (such as `head`) has gone; nothing is left to be said to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        give_up(sys.stdout)
+        if arguments and arguments[0] in _ANSWERS:
+            return 0  # the reader of its answer (such as `head`) has gone; nothing is left to be said to it
+        return _fail("BrokenPipeError", "a connection broke", EXIT_RETRY, arguments)
     except Exception as error:  # noqa: BLE001 -- the last stop before the user
+        if type(error) is OSError and error.filename is None and arguments and arguments[0] in _ANSWERS:
+            return _lost_answer(error, arguments)
         kind = type(error)
         if isinstance(error, OSError) and kind.__module__ == "builtins" and error.errno is not None:
             return _failed_by_the_system(error, arguments)
@@ -109,13 +118,32 @@ def _failed_by_the_system(error: OSError, arguments: Sequence[str]) -> int:
     return _fail(type(error).__name__, message, EXIT_FIX_JOB if error.errno in _REFUSALS else EXIT_RETRY, arguments)
 
 
+def _lost_answer(error: OSError, arguments: Sequence[str]) -> int:
+    give_up(sys.stdout)
+    reason = f"the answer cannot be written to standard output: {error.strerror or error}"
+    return _fail("AnswerLostError", reason, EXIT_RETRY, arguments)
+
+
 def _fail(kind: str, message: str, code: int, arguments: Sequence[str]) -> int:
-    print(f"paddlewheel: {message.encode(errors='backslashreplace').decode()}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        print(f"paddlewheel: {message.encode(errors='backslashreplace').decode()}", file=sys.stderr)
     if "--json" in arguments:
-        print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": code}}))
+        with contextlib.suppress(OSError):
+            print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": code}}))
     return code
 
 
 def main() -> None:
     """Entry point of the ``paddlewheel`` script."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        give_up(sys.stdout)
+    except OSError as error:
+        code = code or _lost_answer(error, [])
+    try:
+        sys.stderr.flush()
+    except OSError:
+        give_up(sys.stderr)
+    sys.exit(code)

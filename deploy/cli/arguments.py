@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
+from deploy.cli.streams import give_up
+
 if TYPE_CHECKING:
     from trainer.config import JobConfig
     from trainer.trained import TrainedModel
@@ -68,12 +70,29 @@ class OptionError(ValueError):
 
 def say(line: str) -> None:
     """Tells a person how it goes; standard output is the answer's."""
-    print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+class AnswerLostError(RuntimeError):
+    """Standard output did not take the answer of a command (a full disk)."""
 
 
 def answer(data: Any, *, json: bool, text: Callable[[], str]) -> None:
-    """Prints the answer of a command: `data` as JSON for machines, or what `text` makes of it for people."""
-    print(json_module.dumps(data, indent=2, ensure_ascii=False) if json else text())
+    """Prints the answer of a command: `data` as JSON for machines, or what `text` makes of it for people.
+
+    A reader that has gone (such as `head`) is no error: the command goes on, and its exit code says what it did.
+
+    Raises:
+        AnswerLostError: it cannot be written otherwise.
+    """
+    try:
+        print(json_module.dumps(data, indent=2, ensure_ascii=False) if json else text(), flush=True)
+    except BrokenPipeError:
+        give_up(sys.stdout)
+    except OSError as error:
+        give_up(sys.stdout)
+        raise AnswerLostError(f"the answer cannot be written to standard output: {error.strerror}") from error
 
 
 class OtherModelError(ValueError):

@@ -110,7 +110,7 @@ def check(
         out.mkdir(parents=True, exist_ok=True)
         (out / "data-check.json").write_text(json_module.dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n")
         (out / "data-check.html").write_text(quality_page.page(found, str(job)))
-        print(f"wrote {out / 'data-check.json'} and {out / 'data-check.html'}", file=sys.stderr)
+        say(f"wrote {out / 'data-check.json'} and {out / 'data-check.html'}")
     answer(found.to_json(), json=json, text=lambda: _report(found))
     return _EXIT_FIX_JOB if found.errors else _EXIT_WARNINGS if found.warnings else 0
 

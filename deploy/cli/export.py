@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from deploy.cli.arguments import Checkpoint, Json, Model, Overrides, answer
+from deploy.cli.arguments import Checkpoint, Json, Model, Overrides, answer, say
 
 if TYPE_CHECKING:
     from trainer.export import Exported
@@ -64,11 +64,10 @@ class _Phases:
         self._end()
 
     def _end(self) -> None:
-        import sys
         import time
 
         if self._name and not self._quiet:
-            print(f"{self._name}: {time.monotonic() - self._began:.1f} s", file=sys.stderr)
+            say(f"{self._name}: {time.monotonic() - self._began:.1f} s")
         self._name = ""
 
 

@@ -1,5 +1,6 @@
 """``paddlewheel predict``: scores beside columns of Parquet files."""
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -149,7 +150,8 @@ def _progress(total: int) -> Callable[[int], None]:
         if sys.stderr.isatty() and (time.monotonic() - told > 0.5 or rows == total):
             told = time.monotonic()
             end = "\n" if rows == total else ""
-            print(f"\r{rows:,} of {total:,} rows", end=end, file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                print(f"\r{rows:,} of {total:,} rows", end=end, file=sys.stderr, flush=True)
 
     return tell
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from deploy.cli.arguments import Json, check_host_and_port
+from deploy.cli.arguments import Json, answer, check_host_and_port
 
 if TYPE_CHECKING:
     from trainer.coordinator import coordinator_pb2 as pb
@@ -60,9 +60,9 @@ async def _show(address: str, *, json: bool) -> int:
         for key in ("progress_json", "result_json"):
             if text := data.pop(key, ""):
                 data[key.removesuffix("_json")] = json_module.loads(text)
-        print(json_module.dumps(data, indent=2, ensure_ascii=False))
+        answer(data, json=True, text=str)
     else:
-        print("\n".join(_lines(found)))
+        answer(None, json=False, text=lambda: "\n".join(_lines(found)))
     return 0
 
 
@@ -96,7 +96,7 @@ async def _watch(address: str) -> int:
             display.close()
     if last is None or not last.over:
         raise NoCoordinatorError(f"the coordinator at {address} went away before the job was over")
-    print("\n".join(_lines(last)))
+    answer(None, json=False, text=lambda: "\n".join(_lines(last)))
     return int(last.outcome.exit_code)
 
 

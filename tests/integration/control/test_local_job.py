@@ -163,13 +163,86 @@ def test_restarts_are_counted(start_job: Callable[..., Job]) -> None:
     assert "after 1 restart" in outcome["cause"]
 
 
+@pytest.mark.parametrize("where", ["a pipe that nobody reads", "/dev/full"])
+def test_what_is_shown_of_a_job_cannot_end_it(tmp_path: Path, where: str) -> None:
+    """`train 2>&1 | head`, and a log on a full disk: the job goes on, and its exit code is its own."""
+    if where == "/dev/full":
+        errors = open(where, "w")  # noqa: SIM115
+    else:
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        errors = os.fdopen(write_end, "w")
+    with errors:
+        job = Job(tmp_path / "run", {"*": {"steps": 10}}, {"cluster": {"servers": 1, "trainers": 1}}, errors)
+    assert job.finish()["exit_code"] == 0
+    assert job.report().exact
+
+
+def test_a_signal_before_the_coordinator_is_ready_ends_the_launcher(
+    start_job: Callable[..., Job], eventually: Callable[..., None]
+) -> None:
+    """It may read a large checkpoint through first, for minutes. Here it stands still."""
+    job = start_job({})
+    eventually(lambda: job.processes("trainer.coordinator"), seconds=60)
+    coordinator = job.coordinator()
+    coordinator.suspend()
+    assert "coordinator at" not in (job.run_dir / "logs" / "coordinator.log").read_text()
+    job.process.send_signal(signal.SIGINT)
+    outcome = job.finish(10.0)
+    assert outcome["exit_code"] == 130
+    assert "before the coordinator was ready" in outcome["cause"]
+    assert not coordinator.is_running()
+
+
+def test_a_launcher_that_was_stopped_by_its_user_loses_nobody(
+    start_job: Callable[..., Job], eventually: Callable[..., None]
+) -> None:
+    """Ctrl-Z, some coffee, fg."""
+    job = start_job({"*": LONG}, silence_seconds=1.0)
+    eventually(job.is_running, seconds=60)
+    job.process.send_signal(signal.SIGSTOP)
+    time.sleep(4.0)  # twice what the launcher waits for its coordinator
+    job.process.send_signal(signal.SIGCONT)
+    eventually(lambda: json.loads(_last_progress(job))["step"] > 0, seconds=30)
+    time.sleep(1.0)
+    assert not job.records("lost")
+    assert len(job.records("run")) == 1
+    job.process.send_signal(signal.SIGINT)
+    assert job.finish()["exit_code"] == 130
+
+
+def _last_progress(job: Job) -> str:
+    command = [sys.executable, "-m", "deploy.cli", "status", job.address(), "--json"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return json.dumps(json.loads(told.stdout)["progress"])
+
+
+def test_a_job_that_ended_while_its_launcher_was_stopped_is_over(
+    start_job: Callable[..., Job], eventually: Callable[..., None]
+) -> None:
+    job = start_job({"*": {"steps": 30}}, max_restarts=3)
+    eventually(job.is_running, seconds=60)
+    coordinator = job.coordinator()
+    job.process.send_signal(signal.SIGSTOP)
+    eventually(job.has("over"), seconds=60)
+    eventually(lambda: coordinator.status() == "zombie", seconds=30)
+    job.process.send_signal(signal.SIGCONT)
+    outcome = job.finish()
+    assert (outcome["exit_code"], outcome["num_restarts"]) == (0, 0)
+    assert outcome["result"]["loss"] == 0.5
+    assert len(job.records("run")) == 1
+
+
 def test_two_jobs_do_not_share_a_run_folder(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:
     first = start_job({"*": LONG})
     eventually(first.is_running, seconds=60)
     second = start_job({})
     _, errors = second.process.communicate(timeout=60)
-    assert second.process.returncode != 0
+    assert "RunFolderBusyError" in errors
     assert "another run uses" in errors
+    third = Job(first.run_dir.with_name("other"), {}, {"checkpoint": {"directory": str(first.run_dir / "checkpoints")}})
+    _, errors = third.process.communicate(timeout=60)
+    assert "LaunchError: checkpoint.directory: another run uses" in errors
     first.process.send_signal(signal.SIGINT)
     assert first.finish()["exit_code"] == 130
 
