@@ -44,6 +44,7 @@ from trainer.process import (
     EXIT_FIX_JOB,
     EXIT_RETRY,
     describe_exit,
+    kill_leftovers,
     kill_session,
     reserve_port,
     start,
@@ -276,7 +277,7 @@ class _Launcher:
         self._num_revivals += 1
         self._num_fruitless_revivals += 1
         self._display.note("error", f"the coordinator {self._lost}; starting another one")
-        kill_session(self._coordinator.pid)
+        (kill_session if self._coordinator.returncode is None else kill_leftovers)(self._coordinator.pid)
         await self._coordinator.wait()
         await asyncio.sleep(_RESPAWN_SECONDS)
         update: dict[str, Any] = {"restore_once": True}
@@ -564,7 +565,9 @@ class _Launcher:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-            kill_session(process.pid)
+                kill_session(process.pid)
+            else:
+                kill_leftovers(process.pid)
         for process in self._processes():
             await process.wait()
         await self._wait_for_children()

@@ -58,6 +58,9 @@ if TYPE_CHECKING:
 
 _ROLES = {"pserver": pb.ROLE_PSERVER, "trainer": pb.ROLE_TRAINER}
 _JOIN_RETRY_SECONDS = 1.0
+_PORT_SECONDS = 60.0
+"""A server that was killed keeps its port until its memory is freed: 0.12 s for each GiB, as measured."""
+_PORT_RETRY_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class Agent:
 
     async def run(self) -> int:
         """Attends the coordinator until the job is over or one of the two is lost."""
-        self._holder = reserve_port(self._options.host, self._options.port)
+        self._holder = await self._reserve()
         server = await self._serve_health()
         self._serve_metrics()
         loop = asyncio.get_running_loop()
@@ -141,6 +144,20 @@ class Agent:
                 await asyncio.to_thread(self._web.close)
             if self._holder is not None:
                 self._holder.close()
+
+    async def _reserve(self) -> socket.socket:
+        """The child's port, when whoever had it before is gone. Raises PortTakenError when that takes too long."""
+        deadline = time.monotonic() + _PORT_SECONDS
+        while True:
+            try:
+                return reserve_port(self._options.host, self._options.port)
+            except PortTakenError as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise
+                if left > _PORT_SECONDS - _PORT_RETRY_SECONDS:
+                    self._log.warning(f"{error}; it is tried for {_PORT_SECONDS:g} s: a server that was killed may linger")
+            await asyncio.sleep(_PORT_RETRY_SECONDS)
 
     # -- the coordinator
 
@@ -384,7 +401,7 @@ class Agent:
             await asyncio.wait([self._host_end])
         try:
             await asyncio.to_thread(host.begin)
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 -- the trainers wait for this server, or for its error
             kind = "checkpoint" if isinstance(error, ValueError) else "runtime"
             self._say(child, {"event": "error", "kind": kind, "message": f"restoring: {error}"})
             return False
@@ -392,11 +409,19 @@ class Agent:
         return True
 
     async def _carry_out(self, order: pb.HostOrder) -> None:
-        host, child = self._host, self._child
-        if host is not None and child is not None and child.incarnation == order.incarnation:
-            answer = await asyncio.to_thread(host.obey, json.loads(order.json))
-            message = pb.HostAnswer(incarnation=order.incarnation, json=json.dumps(answer))
-            self._outbox.put_nowait(pb.AgentMessage(host_answer=message))
+        """Whatever comes of it, there is an answer: trainer 0 waits for that of every host."""
+        try:
+            host, child = self._host, self._child
+            if host is None or child is None or child.incarnation != order.incarnation:
+                answer: dict[str, Any] = {"error": "its server is gone, or has no folder for checkpoints of a store"}
+            else:
+                answer = await asyncio.to_thread(host.obey, json.loads(order.json))
+            text = json.dumps(answer)
+        except Exception as error:  # noqa: BLE001 -- see above
+            self._log.exception("an order could not be carried out", order=order.json)
+            text = json.dumps({"error": f"{type(error).__name__}: {error}"})
+        message = pb.HostAnswer(incarnation=order.incarnation, json=text)
+        self._outbox.put_nowait(pb.AgentMessage(host_answer=message))
 
     async def _end_host(self, host: Host) -> None:
         """Nothing of a child's checkpoints outlives it on this host."""
@@ -440,7 +465,9 @@ class Agent:
         if address is None:
             return
         try:
-            self._web = WebServer(address, {"/metrics": metrics_app(self._telemetry.registry)})
+            self._web = WebServer(
+                address, {"/metrics": metrics_app(self._telemetry.registry)}, name=self._options.host
+            )
             self._log.info("serving metrics", address=address.rpartition(":")[0], port=self._web.port)
         except OSError as error:
             reason = error.strerror or error
@@ -510,9 +537,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         return asyncio.run(attend(options, Security.from_environment()))
-    except (SecurityError, WebSecurityError, PortTakenError) as error:
+    except (SecurityError, WebSecurityError) as error:
         structlog.get_logger().error(str(error), role=options.role, rank=options.rank)
         return EXIT_FIX_JOB
+    except PortTakenError as error:
+        structlog.get_logger().error(str(error), role=options.role, rank=options.rank)
+        return EXIT_RETRY
 
 
 if __name__ == "__main__":

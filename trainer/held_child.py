@@ -16,10 +16,14 @@ import psutil
 
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.logs import write_output
-from trainer.process import kill_session, start
+from trainer.process import kill_leftovers, kill_session, start
 
 _NUM_TAIL_LINES = 30
-_MAX_LINE_BYTES = 16 << 20
+_MAX_LINE_BYTES = 60 << 20
+"""Of an event: a message of the control plane holds no more (security.CHANNEL_OPTIONS)."""
+_MAX_OUTPUT_LINE_BYTES = 64 << 10
+_QUIET_SECONDS = 2.0
+"""A pipe of a child that has ended, which brings nothing for this long, is held open by somebody else."""
 
 
 class HeldChild:
@@ -40,6 +44,7 @@ class HeldChild:
         self._outbox = outbox
         self._tail: collections.deque[str] = collections.deque(maxlen=_NUM_TAIL_LINES)
         self._readers: list[asyncio.Task[None]] = []
+        self._num_read = 0  # events and pieces of output
         self._killer: asyncio.TimerHandle | None = None
         self._usage = psutil.Process(process.pid)
 
@@ -95,7 +100,8 @@ class HeldChild:
     def kill(self) -> None:
         """SIGKILL to it and to whatever it started."""
         self._killed = True
-        kill_session(self.pid)
+        if self._process.returncode is None:  # else its number may be another's by now
+            kill_session(self.pid)
 
     def ended_as_asked(self, code: int) -> bool:
         """Whether an end with this status is what `stop` has brought about, and not somebody else's doing."""
@@ -106,8 +112,13 @@ class HeldChild:
         code = await self._process.wait()
         if self._killer is not None:
             self._killer.cancel()
-        kill_session(self.pid)  # what it had started
-        await asyncio.wait(self._readers, timeout=2.0)
+        kill_leftovers(self.pid)  # what it had started
+        num_read = -1
+        while num_read != self._num_read:  # as long as there is more in its pipes
+            num_read = self._num_read
+            _, open_readers = await asyncio.wait(self._readers, timeout=_QUIET_SECONDS)
+            if not open_readers:
+                break
         for reader in self._readers:
             reader.cancel()
         return code
@@ -136,27 +147,38 @@ class HeldChild:
         )
         try:
             while line := await reader.readline():
+                self._num_read += 1
                 try:
                     said = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     said = None
                 if not isinstance(said, dict):
                     said = {"event": "log", "level": "warning", "message": f"not an event: {line[:200]!r}"}
                 if said.get("event") == "signal":
                     said["asked"] = self.stopping
-                self._observe(said)
-                self._outbox.put_nowait(
-                    pb.AgentMessage(child_event=pb.ChildEvent(incarnation=self.incarnation, json=json.dumps(said)))
-                )
+                self._pass_on(said)
+        except ValueError:  # what follows in the pipe is the rest of that line, so nothing can be read any more
+            text = f"it said more in one event than the {_MAX_LINE_BYTES >> 20} MiB that a message can hold"
+            remedy = "if these are the slices of an epoch: fewer, larger row groups"
+            self._pass_on({"event": "error", "kind": "job", "message": f"{text} ({remedy})"})
+            self.kill()
         finally:
             transport.close()
+
+    def _pass_on(self, said: dict[str, Any]) -> None:
+        """An event, to the metrics and to the coordinator."""
+        self._observe(said)
+        event = pb.ChildEvent(incarnation=self.incarnation, json=json.dumps(said))
+        self._outbox.put_nowait(pb.AgentMessage(child_event=event))
 
     async def _pass_on_output(self) -> None:
         assert self._process.stdout is not None
         last = b""
         while chunk := await self._process.stdout.read(1 << 16):
+            self._num_read += 1
             write_output(chunk)
             *lines, last = (last + chunk).split(b"\n")
-            self._tail.extend(line.decode(errors="replace") for line in lines)
+            last = last[-_MAX_OUTPUT_LINE_BYTES:]  # a bar that is drawn over itself never ends its line
+            self._tail.extend(line[-_MAX_OUTPUT_LINE_BYTES:].decode(errors="replace") for line in lines)
         if last:
             self._tail.append(last.decode(errors="replace"))

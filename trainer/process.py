@@ -95,6 +95,20 @@ def kill_session(pid: int, signal_number: int = signal.SIGKILL) -> None:
         os.killpg(pid, signal_number)
 
 
+def kill_leftovers(pid: int) -> None:
+    """Kills what a process of `start` has left in its session. Call it when the process itself was waited for.
+
+    Its number is then free, unless something of its session lives: the kernel gives no number away that is a group's.
+    So if a process has that number, it is somebody else's, and so is the group.
+    """
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        kill_session(pid)
+    except PermissionError:
+        pass
+
+
 def describe_exit(code: int) -> str:
     """An exit status in words: 'was killed by SIGKILL', 'exited with code 64 (fix the job)'."""
     if code < 0:

@@ -328,7 +328,11 @@ def test_the_memory_limit_is_the_containers_if_there_is_one(tmp_path: Path) -> N
 
 def test_new_keys_are_followed_by_table_and_feature_and_the_memory_limit_is_foreseen() -> None:
     times = iter(range(0, 1000, 5))
-    telemetry = Telemetry("trainer", "job", rank=0, clock=lambda: float(next(times)))
+    # The clock on the wall goes back, as it may at any time: what is foreseen does not depend on it.
+    wall = iter(range(10**6, 0, -100))
+    telemetry = Telemetry(
+        "trainer", "job", rank=0, clock=lambda: float(next(wall)), monotonic=lambda: float(next(times))
+    )
     telemetry.child_started(1)
     said = {"event": "progress", "tables": {"t": {"new": 5}}, "new_keys_of_features": {"a": 4, "b": 1}}
     telemetry.observe(said)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.needs import require
-from trainer.telemetry import Telemetry, WebSecurity, WebSecurityError, WebServer, metrics_app
+from trainer.telemetry import Telemetry, WebSecurity, WebSecurityError, WebServer, metrics_app, web
 
 
 @pytest.fixture
@@ -157,3 +159,72 @@ def test_many_silent_clients_do_not_use_up_threads_without_bound(routes: dict) -
         finally:
             for client in silent:
                 client.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "localhost", "LOCALHOST:80", "[::1]:9", "10.0.0.7", "box", "a.b.svc:1"])
+def test_names_that_nobody_else_can_own_are_answered(routes: dict, host: str) -> None:
+    with WebServer("127.0.0.1:0", routes, WebSecurity()) as server:
+        assert ask(server, headers={"Host": host})[0] == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example."])
+def test_a_strangers_name_that_points_here_is_refused(routes: dict, host: str) -> None:
+    """A page of evil.example in a browser on this machine, whose name now has the address of this endpoint."""
+    with WebServer("127.0.0.1:0", routes, WebSecurity()) as server:
+        status, text, _ = ask(server, headers={"Host": host})
+        assert status == 421
+        assert "PADDLEWHEEL_HTTP_HOSTS" in text
+        assert "paddlewheel_" not in text
+    named = WebSecurity.from_environment({"PADDLEWHEEL_HTTP_HOSTS": f"x.example, {host.partition(':')[0].rstrip('.')}"})
+    with WebServer("127.0.0.1:0", routes, named) as server:
+        assert ask(server, headers={"Host": host})[0] == 200
+    with WebServer("127.0.0.1:0", routes, WebSecurity(), name=host.partition(":")[0].rstrip(".")) as server:
+        assert ask(server, headers={"Host": host})[0] == 200
+    with WebServer("127.0.0.1:0", routes, WebSecurity("u", "p")) as server:
+        assert ask(server, headers={"Host": host})[0] == 401
+
+
+def drip(server: WebServer, number: int) -> list[socket.socket]:
+    clients = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(number)]
+    for client in clients:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+    return clients
+
+
+def test_clients_that_say_their_request_byte_by_byte_do_not_keep_the_others_out(
+    routes: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "_CROWDED_SECONDS", 0.2)
+    with WebServer("127.0.0.1:0", routes, WebSecurity()) as server:
+        clients = drip(server, 32)
+        try:
+            deadline = time.monotonic() + 30
+            while True:
+                for client in clients:
+                    with contextlib.suppress(OSError):
+                        client.sendall(b"x")
+                try:
+                    assert ask(server)[0] == 200
+                    break
+                except (OSError, http.client.HTTPException):  # as long as all of them are young
+                    assert time.monotonic() < deadline
+        finally:
+            for client in clients:
+                client.close()
+
+
+def test_a_request_has_a_deadline_of_its_own_however_often_a_byte_comes(
+    routes: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "_REQUEST_SECONDS", 0.5)
+    with WebServer("127.0.0.1:0", routes, WebSecurity()) as server:
+        (client,) = drip(server, 1)
+        deadline = time.monotonic() + 30
+        with client, contextlib.suppress(ConnectionError):
+            while True:
+                client.sendall(b"x")
+                client.settimeout(0.05)
+                with contextlib.suppress(TimeoutError):
+                    if client.recv(1) == b"":
+                        break
+                assert time.monotonic() < deadline, "the drip is still listened to"

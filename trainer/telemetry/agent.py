@@ -35,6 +35,7 @@ class Telemetry(Collector):
         version: of paddlewheel.
         probe: asked at each scrape while a child is ready, unless `child_ready` names another.
         clock: Unix time, for tests.
+        monotonic: seconds of a clock that never goes back, for tests.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class Telemetry(Collector):
         version: str = "",
         probe: Probe | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.role = role
-        self._clock = clock
+        self._clock, self._monotonic = clock, monotonic
         self._default_probe = probe
         values = (job, role, "" if rank is None else str(rank))
         self.series = Series(of_role(role), dict(zip(COMMON_LABELS, values, strict=True)))
@@ -105,7 +107,7 @@ class Telemetry(Collector):
         """What the kernel says of the child. Returns the seconds until its memory reaches the limit, if it grows."""
         self._set("agent_child_memory_bytes", memory_bytes)
         self._follow("agent_child_cpu_seconds_total", cpu_seconds)
-        self._forecast.add(self._clock(), memory_bytes)
+        self._forecast.add(self._monotonic(), memory_bytes)
         left = self._forecast.seconds_until(self.memory_limit_bytes)
         self.series.set("paddlewheel_agent_memory_limit_seconds", math.inf if left is None else left)
         return left

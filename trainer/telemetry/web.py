@@ -5,20 +5,27 @@ Secrets come from the environment or from files it names, as for the control pla
     PADDLEWHEEL_HTTP_USER, PADDLEWHEEL_HTTP_PASSWORD or PADDLEWHEEL_HTTP_PASSWORD_FILE    basic authentication
     PADDLEWHEEL_HTTP_TLS_CERT, PADDLEWHEEL_HTTP_TLS_KEY    files: certificate chain and key; turn TLS on
     PADDLEWHEEL_HTTP_TLS_CLIENT_CA                         file: clients must show a certificate signed by it
+    PADDLEWHEEL_HTTP_HOSTS                                 names under which browsers reach it, besides this machine's own
+
+Without password and client certificate a page of a stranger could read this one through the browser of someone who sees
+both: its name would point here (DNS rebinding). So only names are answered that nobody else can own, and those above.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hmac
+import ipaddress
 import os
 import socket
 import socketserver
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -28,9 +35,13 @@ from prometheus_client.registry import Collector
 from typing_extensions import Self
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
-_IDLE_SECONDS = 10.0
-"""A client that says nothing for this long is cut off."""
+_REQUEST_SECONDS = 10.0
+"""A client that is not answered by then, because it says its request byte by byte or reads nothing, is cut off."""
+_CROWDED_SECONDS = 1.0
+"""When all places are taken, the oldest client that is older than this makes room."""
 _MAX_CLIENTS = 32
+_OWN_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".svc.cluster.local")
+"""Of names that no stranger can own."""
 _HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
     ("Cache-Control", "no-store"),
@@ -54,6 +65,8 @@ class WebSecurity:
     certificate: Path | None = None
     key: Path | None = None
     client_authority: Path | None = None
+    hosts: frozenset[str] = frozenset()
+    """Further names under which browsers may reach it, in lower case."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> WebSecurity:
@@ -82,7 +95,8 @@ class WebSecurity:
             raise WebSecurityError(
                 f"{prefix}TLS_CERT and {prefix}TLS_KEY belong together, and {prefix}TLS_CLIENT_CA needs both"
             )
-        security = cls(user or None, password or None, certificate, key, authority)
+        names = (variables.get(f"{prefix}HOSTS") or "").replace(",", " ").lower().split()
+        security = cls(user or None, password or None, certificate, key, authority, frozenset(names))
         security.context()
         return security
 
@@ -113,6 +127,20 @@ class WebSecurity:
         return scheme.lower() == "basic" and hmac.compare_digest(given, f"{self.user}:{self.password}".encode())
 
 
+    def knows(self, host: str) -> bool:
+        """Whether a request with this Host header may be answered."""
+        if self.user is not None or self.client_authority is not None or not host:
+            return True  # a browser has neither for another site's page, and always names a host
+        name = host.strip().lower()
+        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+        name = name.removesuffix(".")
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(name.partition("%")[0])
+            return True
+        own = {"localhost", socket.gethostname().lower()} | self.hosts
+        return name in own or "." not in name or name.endswith(_OWN_SUFFIXES)
+
+
 class WebServer:
     """Serves `routes` (path -> WSGI application) from threads of its own until `close`.
 
@@ -120,14 +148,19 @@ class WebServer:
         address: 'host:port'; port 0 takes any free one.
         routes: every other path is answered with 404.
         security: from the environment by default.
+        name: under which other machines reach it, if that is not the address.
 
     Raises:
         OSError: the address cannot be listened on.
         WebSecurityError: see WebSecurity.
     """
 
-    def __init__(self, address: str, routes: Mapping[str, App], security: WebSecurity | None = None) -> None:
-        self._security = security or WebSecurity.from_environment()
+    def __init__(
+        self, address: str, routes: Mapping[str, App], security: WebSecurity | None = None, name: str = ""
+    ) -> None:
+        given = security or WebSecurity.from_environment()
+        names = {name.lower(), address.rpartition(":")[0].lower()} - {""}
+        self._security = replace(given, hosts=given.hosts | names)
         self._routes = dict(routes)
         context = self._security.context()
         self.scheme = "https" if context else "http"
@@ -164,6 +197,9 @@ class WebServer:
             start(status, [("Content-Type", "text/plain; charset=utf-8"), *headers])
             return [f"{status}\n".encode()]
 
+        if not self._security.knows(environ.get("HTTP_HOST", "")):
+            start("421 Misdirected Request", [("Content-Type", "text/plain; charset=utf-8")])
+            return [b"421 Misdirected Request: PADDLEWHEEL_HTTP_HOSTS does not name this host\n"]
         if not self._security.admits(environ.get("HTTP_AUTHORIZATION", "")):
             return refuse("401 Unauthorized", ("WWW-Authenticate", 'Basic realm="paddlewheel", charset="UTF-8"'))
         if environ["REQUEST_METHOD"] not in {"GET", "HEAD"}:
@@ -178,7 +214,7 @@ def metrics_app(registry: Collector) -> App:
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = _IDLE_SECONDS
+    timeout = _REQUEST_SECONDS
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- the base's name
         """A scrape every few seconds is no news."""
@@ -190,6 +226,8 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def __init__(self, host: str, port: int, app: App) -> None:
         self._places = threading.Semaphore(_MAX_CLIENTS)
+        self._began: dict[Any, float] = {}  # by connection, oldest first
+        self._lock = threading.Lock()
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         super().__init__((host, port), _Handler)
         self.set_app(app)
@@ -201,16 +239,37 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        if not self._places.acquire(blocking=False):
+            # Whoever is slow must not keep the others out: it is cut off, and its thread gives its place back.
+            if not (self._cut_off(_CROWDED_SECONDS, most=1) and self._places.acquire(timeout=_CROWDED_SECONDS)):
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._began[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Called between requests, and ten times a second."""
+        self._cut_off(_REQUEST_SECONDS)
+
+    def _cut_off(self, seconds: float, most: int = _MAX_CLIENTS) -> int:
+        """Ends connections that are older; how many."""
+        now = time.monotonic()
+        with self._lock:
+            late = [request for request, began in self._began.items() if now - began > seconds][:most]
+            for request in late:
+                del self._began[request]
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(request, socket.SHUT_RDWR)  # of TLS, too, without its handshake
+        return len(late)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
-            request.settimeout(_IDLE_SECONDS)
+            request.settimeout(_REQUEST_SECONDS)
             super().process_request_thread(request, client_address)
         finally:
+            with self._lock:
+                self._began.pop(request, None)
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
