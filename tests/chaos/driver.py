@@ -17,6 +17,7 @@ import grpc
 import psutil
 import yaml
 
+from tests.chaos import oracle
 from trainer.checkpoints import open_checkpoints
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
@@ -211,6 +212,10 @@ def check_run(
 ) -> history.Report:
     """The promises that hold after any disturbance."""
     report = check_folder(job.run_dir, directory or job.run_dir / "checkpoints", job.raw["train"]["epochs"])
+    if not any("lifecycle" in table for table in job.raw["tables"].values()):  # else shows decay
+        kept = open_checkpoints(str(directory or job.run_dir / "checkpoints"))
+        with kept.local_copy(kept.committed()[-1]) as newest:
+            oracle.check(newest, job.raw)
     result = outcome["result"]
     assert result["dense_hash"], "trainers compare their dense parameters at the end and every restore"
     if undisturbed_auc is not None:
