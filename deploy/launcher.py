@@ -543,7 +543,9 @@ class _Launcher:
             else f"the launcher was sent {signal.Signals(number).name}"
         )
         request = pb.StopRequest(reason=reason, exit_code=128 + number)
-        with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):  # the latter: of a coordinator that is gone
+        with contextlib.suppress(
+            grpc.aio.AioRpcError, grpc.aio.UsageError
+        ):  # the latter: of a coordinator that is gone
             await self._stub.StopJob(request, metadata=self._security.metadata, timeout=5.0)
 
     def _processes(self) -> list[Process]:

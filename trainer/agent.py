@@ -156,7 +156,9 @@ class Agent:
                 if left <= 0:
                     raise
                 if left > _PORT_SECONDS - _PORT_RETRY_SECONDS:
-                    self._log.warning(f"{error}; it is tried for {_PORT_SECONDS:g} s: a server that was killed may linger")
+                    self._log.warning(
+                        f"{error}; it is tried for {_PORT_SECONDS:g} s: a server that was killed may linger"
+                    )
             await asyncio.sleep(_PORT_RETRY_SECONDS)
 
     # -- the coordinator
@@ -465,9 +467,7 @@ class Agent:
         if address is None:
             return
         try:
-            self._web = WebServer(
-                address, {"/metrics": metrics_app(self._telemetry.registry)}, name=self._options.host
-            )
+            self._web = WebServer(address, {"/metrics": metrics_app(self._telemetry.registry)}, name=self._options.host)
             self._log.info("serving metrics", address=address.rpartition(":")[0], port=self._web.port)
         except OSError as error:
             reason = error.strerror or error

@@ -1,4 +1,4 @@
-"""The rendezvous store of the trainers: where they leave texts for each other until their group is made, and meet later.
+"""The rendezvous store of the trainers: where they leave texts for each other until their group is made, and meet.
 
 Paddle has one, but its server listens on every interface of the machine, whatever address it is given. This one speaks
 the same protocol to Paddle's clients (`core.TCPStore(..., is_master=False)`) and listens on one address alone. It runs
@@ -211,7 +211,7 @@ class Server:
 
 
 def main() -> None:
-    """Entry point of the store's process: listens, says so (or why not) on a descriptor, and serves until it is killed."""
+    """Entry point of the store's process: listens, says so (or why not) on a descriptor, serves until it is killed."""
     host, port, ready = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     with os.fdopen(ready, "w", encoding="utf-8") as pipe:
         try:

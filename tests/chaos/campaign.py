@@ -31,7 +31,15 @@ from tests.chaos.driver import NUM_ROWS, ChaosJob, job_file
 from trainer import checkpoint
 from trainer.coordinator import history
 
-_SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, signal.SIGHUP, signal.SIGABRT)
+_SIGNALS = (
+    signal.SIGKILL,
+    signal.SIGKILL,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGSTOP,
+    signal.SIGHUP,
+    signal.SIGABRT,
+)
 _LAUNCHER_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGSTOP)
 _MAX_BLOWS = 5
 _MAX_STARTS = 8
@@ -197,7 +205,11 @@ def carry_out(data: Path, folder: Path, seed: int) -> dict[str, Any]:
     try:
         found |= run.carry_out()
     except Exception as error:  # noqa: BLE001 -- the campaign goes on, and tells of it
-        found |= {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc(), "folder": str(place)}
+        found |= {
+            "error": f"{type(error).__name__}: {error}",
+            "traceback": traceback.format_exc(),
+            "folder": str(place),
+        }
     else:
         shutil.rmtree(place)
     return {**found, "story": run.story, "seconds": round(time.monotonic() - started, 1)}

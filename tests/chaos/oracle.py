@@ -58,6 +58,8 @@ def counted(checkpoint: Path) -> Counts:
 def check(checkpoint: Path, raw: Mapping[str, Any]) -> int:
     """Every key, both counts, exactly; the number of keys."""
     right, found = expected(raw), counted(checkpoint)
-    wrong = {one: (right.get(one), found.get(one)) for one in right.keys() | found.keys() if right.get(one) != found.get(one)}
+    wrong = {
+        one: (right.get(one), found.get(one)) for one in right.keys() | found.keys() if right.get(one) != found.get(one)
+    }
     assert not wrong, f"{len(wrong)} of {len(right)} keys; (right, found): {dict(list(wrong.items())[:5])}"
     return len(right)

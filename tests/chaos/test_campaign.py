@@ -27,7 +27,11 @@ def test_whatever_is_done_to_a_job_every_key_has_its_shows_and_clicks(
 
 def test_the_oracle_sees_one_show_too_many_and_one_key_too_few(click_data: Path, tmp_path: Path) -> None:
     raw = {
-        "data": {"train": str(click_data / "train"), "labels": ["click"], "sparse": [{"name": "site"}, {"name": "tags"}]},
+        "data": {
+            "train": str(click_data / "train"),
+            "labels": ["click"],
+            "sparse": [{"name": "site"}, {"name": "tags"}],
+        },
         "train": {"epochs": 2},
     }
     part = tmp_path / "sparse" / "default" / "000" / "part-000-00000"

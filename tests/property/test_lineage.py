@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.coordinator.lineage import Cursor, Lineage, LineageError, prove
+from trainer import held_child
+from trainer.coordinator.lineage import Cursor, EpochPlan, Lineage, LineageError, prove, runs_of, sizes_of
 
 SEED = 3
 
@@ -241,3 +243,27 @@ def test_the_proof_counts_what_was_trained_twice_or_never() -> None:
     proof = prove({0: {0: 10, 1: 4}}, line)[0]
     assert (proof.num_repeated, proof.num_missing, proof.num_skipped) == (2, 5, 2)
     assert not proof.is_exact
+
+
+@given(st.dictionaries(st.integers(0, 60), st.integers(1, 3), max_size=40))
+def test_sizes_as_runs_are_the_same_sizes(sizes: dict[int, int]) -> None:
+    assert sizes_of(runs_of(sizes)) == sizes
+    assert sizes_of([[index, rows] for index, rows in sizes.items()]) == sizes  # as journals and fakes may say it
+
+
+def test_two_million_slices_fit_into_one_event() -> None:
+    """Of many small row groups: indices in the order of the epoch, sizes as runs."""
+    number = 2_000_000
+    order = list(range(number))
+    random.Random(1).shuffle(order)
+    sizes = runs_of({index: 1000 if index % 100 else 900 for index in range(number)})
+    text = json.dumps({"event": "request", "slices": order, "sizes": sizes})
+    assert len(text) < held_child._MAX_LINE_BYTES
+    plan = EpochPlan.from_request({**json.loads(text), "fingerprint": "f", "order": "o", "seed": 1})
+    assert (list(plan.sizes), plan.sizes[7], plan.sizes[200]) == (order, 1000, 900)
+
+
+@pytest.mark.parametrize("runs", [[[0, 1 << 40, 5]], [[0, 0, 5]], [[0, -3, 5]], [[0, 5, 5], [5, 1 << 26, 5]]])
+def test_runs_that_no_data_has_are_refused_before_they_are_unrolled(runs: list[list[int]]) -> None:
+    with pytest.raises(LineageError, match="slices"):
+        sizes_of(runs)

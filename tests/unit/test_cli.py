@@ -136,7 +136,7 @@ def test_output_into_a_closed_pipe_is_no_error() -> None:
 
 
 def _bash(line: str) -> subprocess.CompletedProcess[str]:
-    line = f"set -o pipefail; paddlewheel() {{ {sys.executable} -m deploy.cli \"$@\"; }}; {line}"
+    line = f'set -o pipefail; paddlewheel() {{ {sys.executable} -m deploy.cli "$@"; }}; {line}'
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
 
 

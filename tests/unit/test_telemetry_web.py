@@ -161,13 +161,17 @@ def test_many_silent_clients_do_not_use_up_threads_without_bound(routes: dict) -
                 client.close()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:9", "localhost", "LOCALHOST:80", "[::1]:9", "10.0.0.7", "box", "a.b.svc:1"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:9", "localhost", "LOCALHOST:80", "[::1]:9", "10.0.0.7", "box", "a.b.svc:1"]
+)
 def test_names_that_nobody_else_can_own_are_answered(routes: dict, host: str) -> None:
     with WebServer("127.0.0.1:0", routes, WebSecurity()) as server:
         assert ask(server, headers={"Host": host})[0] == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example."])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example."]
+)
 def test_a_strangers_name_that_points_here_is_refused(routes: dict, host: str) -> None:
     """A page of evil.example in a browser on this machine, whose name now has the address of this endpoint."""
     with WebServer("127.0.0.1:0", routes, WebSecurity()) as server:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class ControlConfig(BaseModel):
     """How soon a loss is noticed, how long anything may take, and how often the job starts again."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     heartbeat_seconds: float = Field(default=0.5, ge=0.01, le=60)
     """Seconds between two heartbeats of an agent, and between two of the coordinator's answers."""
@@ -39,7 +39,7 @@ class ControlConfig(BaseModel):
     leases: Literal["dynamic", "static"] = "dynamic"
     """Who reads which slice of an epoch. dynamic: slices go to whoever asks next, each trainer up to its share.
     static: all are dealt out beforehand, so that a run can be repeated exactly."""
-    max_restarts: int = Field(default=3, ge=0)
+    max_restarts: int = Field(default=3, ge=0, le=1_000_000)
     """How often in a row the job starts again after a loss; counted anew after each checkpoint of more rows trained."""
     backoff_seconds: float = Field(default=1.0, ge=0, le=1e8)
     """Pause before the first restart; doubled for each one that follows without progress."""

@@ -2,8 +2,8 @@
 
 The journal (`run_dir/journal.jsonl`) is written by the coordinator and outlives it. Nothing here trusts the
 coordinator's own counting: the proof adds up the spans of the cursors from the first checkpoint to the last. It is one
-only if nothing of that line is missing, and if something else than the line says where it ends: the outcome of the run, or the
-newest checkpoint itself. Else the verdict is that nothing is proven, which is not to say that a row was lost.
+only if nothing of that line is missing, and if something else than the line says where it ends: the outcome of the run,
+or the newest checkpoint itself. Else the verdict is that nothing is proven, which is not to say that a row was lost.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Report:
         verdict: exact: no row twice, and none left out of an epoch that is over. not exact: some were. not proven: the
             journal cannot tell, for the `reasons`.
         reasons: why nothing is proven; empty otherwise.
-        lost_records: how many records of the journal are missing or damaged. (Not all of them are needed for the proof.)
+        lost_records: how many records of the journal are missing or damaged. (The proof does not need all of them.)
         outcome: of the last run; None while it goes on.
         warm_start: what the model began with (`job.warm_start`); None: nothing, or not told yet.
         days: how the tables grew, day by day or from boundary to boundary.
@@ -197,7 +197,9 @@ def tell(content: Content, newest: Newest | None = None) -> Report:
     touched = {epoch for cursor in line for epoch, *_ in cursor["spans"]}
     known = {epoch: sizes for epoch, sizes in plans.items() if epoch in touched or epoch < current}
     proofs = prove(known, line)
-    reasons += [f"the record of what epoch {epoch + 1} consists of is missing" for epoch in sorted(touched - set(known))]
+    reasons += [
+        f"the record of what epoch {epoch + 1} consists of is missing" for epoch in sorted(touched - set(known))
+    ]
     if not any("is missing" in reason for reason in reasons):
         reasons += [f"no checkpoint tells of epoch {e + 1}" for e in range(current) if e not in touched]
     whole = all(proof.is_exact if proof.epoch < current else proof.num_repeated == 0 for proof in proofs)
@@ -286,13 +288,13 @@ def _final_line(
     if len(line) < len(drafts):
         reasons.append(f"the record of a checkpoint in the line is missing ({drafts[-1]})")
     elif line and line[-1]["rows"] != sum(rows for cursor in line for *_, rows in cursor["spans"]):
-        reasons.append(f"the last checkpoint has seen {line[-1]['rows']:,} rows, the records of its line tell of others")
+        reasons.append(
+            f"the last checkpoint has seen {line[-1]['rows']:,} rows, the records of its line tell of others"
+        )
     if not line and not reasons:
         reasons.append("no checkpoint was committed")
     elif not confirmed:
-        reasons.append(
-            "neither the outcome of the run nor a checkpoint says that the newest record is that of the newest checkpoint"
-        )
+        reasons.append("neither the outcome of the run nor a checkpoint says that this is where the line ends")
     return line, reasons
 
 

@@ -51,7 +51,11 @@ def joined(session: int, message: pb.AgentMessage | None) -> messages.Joined:
     if message is None or role is None:
         raise MessageError("the first message must be a Join that names a role")
     join = message.join
-    if not 0 < len(join.host) <= _MAX_HOST or not join.host.isprintable() or any(letter.isspace() for letter in join.host):
+    if (
+        not 0 < len(join.host) <= _MAX_HOST
+        or not join.host.isprintable()
+        or any(letter.isspace() for letter in join.host)
+    ):
         raise MessageError(f"host is {join.host[:_MAX_HOST]!r}: it must be a name or an address")
     pid = _within("pid", join.pid, 0, _MAX_PID)
     return messages.Joined(session, role, join.rank if join.HasField("rank") else None, join.host, pid, join.version)

@@ -1,8 +1,8 @@
 """The journal of a run: what its coordinators decided, one sealed record a line (`run_dir/journal.jsonl`).
 
 It only grows, outlives the coordinator, and is what the report proves from. So each record carries a number, by which a
-lost one is missed, and a checksum of its line. A line that does not fit its checksum is never taken for a record: not by
-the report, and not by the next coordinator, which puts it aside; where a run begins, the checkpoints decide.
+lost one is missed, and a checksum of its line. A line that does not fit its checksum is never taken for a record: not
+by the report, and not by the next coordinator, which puts it aside; where a run begins, the checkpoints decide.
 """
 
 from __future__ import annotations

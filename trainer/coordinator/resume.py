@@ -128,8 +128,8 @@ def finished(plan: JobPlan) -> dict[str, Any] | None:
         raise ResumeError(
             f"{plan.name} is trained already, to the end of {start.path}, with other values:\n  "
             + _shortened(changed)
-            + "\nThere is nothing left for --resume to train with the new ones: train more (train.epochs, --days), begin"
-            " again and put the checkpoints aside (--fresh), or give this job another folder (--set run_dir=...)."
+            + "\nThere is nothing left for --resume to train with the new ones: train more (train.epochs, --days),"
+            " begin again and put the checkpoints aside (--fresh), or give this job another folder (--set run_dir=...)."
         )
     result: dict[str, Any] = last["result"]
     return result
@@ -263,9 +263,7 @@ def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> Start:
     changed = list(differences(*map(without_types, (before, now)) if knows_kinds else (before, now)))
     if changed and plan.resume != "always" and plan.restore is None:
         raise ResumeError(
-            f"{kept.location} holds checkpoints of this job with other values:\n  "
-            + _shortened(changed)
-            + "\n"
+            f"{kept.location} holds checkpoints of this job with other values:\n  " + _shortened(changed) + "\n"
             "Go on from them with the new values (--resume), begin again and put them aside (--fresh), or give this job"
             " another folder (--set run_dir=...)."
         )

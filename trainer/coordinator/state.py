@@ -542,7 +542,8 @@ class Control:
             again = f" (after {self.num_restarts} restarts)" if self.num_restarts else ""
             self._finish(Outcome(EXIT_RETRY, cause.sentence + again, culprit, cause.detail))
         else:
-            pause = min(self.limits.backoff_seconds * math.pow(2, self._num_fruitless), self.limits.max_backoff_seconds)
+            doubled = math.pow(2, min(self._num_fruitless, 64))  # of a thousand there is no float
+            pause = min(self.limits.backoff_seconds * doubled, self.limits.max_backoff_seconds)
             self._num_fruitless += 1
             self.num_restarts += 1
             self._not_before = now + pause

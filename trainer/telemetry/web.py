@@ -5,7 +5,7 @@ Secrets come from the environment or from files it names, as for the control pla
     PADDLEWHEEL_HTTP_USER, PADDLEWHEEL_HTTP_PASSWORD or PADDLEWHEEL_HTTP_PASSWORD_FILE    basic authentication
     PADDLEWHEEL_HTTP_TLS_CERT, PADDLEWHEEL_HTTP_TLS_KEY    files: certificate chain and key; turn TLS on
     PADDLEWHEEL_HTTP_TLS_CLIENT_CA                         file: clients must show a certificate signed by it
-    PADDLEWHEEL_HTTP_HOSTS                                 names under which browsers reach it, besides this machine's own
+    PADDLEWHEEL_HTTP_HOSTS                                 names by which browsers reach it, besides this machine's own
 
 Without password and client certificate a page of a stranger could read this one through the browser of someone who sees
 both: its name would point here (DNS rebinding). So only names are answered that nobody else can own, and those above.
@@ -126,7 +126,6 @@ class WebSecurity:
             given = b""
         return scheme.lower() == "basic" and hmac.compare_digest(given, f"{self.user}:{self.password}".encode())
 
-
     def knows(self, host: str) -> bool:
         """Whether a request with this Host header may be answered."""
         if self.user is not None or self.client_authority is not None or not host:
@@ -239,14 +238,16 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
-            # Whoever is slow must not keep the others out: it is cut off, and its thread gives its place back.
-            if not (self._cut_off(_CROWDED_SECONDS, most=1) and self._places.acquire(timeout=_CROWDED_SECONDS)):
-                self.shutdown_request(request)
-                return
+        if not self._places.acquire(blocking=False) and not self._make_room():
+            self.shutdown_request(request)
+            return
         with self._lock:
             self._began[request] = time.monotonic()
         super().process_request(request, client_address)
+
+    def _make_room(self) -> bool:
+        """Whoever is slow must not keep the others out: it is cut off, and its thread gives its place back."""
+        return bool(self._cut_off(_CROWDED_SECONDS, most=1)) and self._places.acquire(timeout=_CROWDED_SECONDS)
 
     def service_actions(self) -> None:
         """Called between requests, and ten times a second."""

@@ -41,9 +41,7 @@ class Coordinator:
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
     control = {"heartbeat_seconds": 0.1, "silence_seconds": 2.0}
-    plan = JobPlan(
-        name="j", num_servers=1, num_trainers=1, run_dir=str(tmp_path), job={}, tables={}, control=control
-    )
+    plan = JobPlan(name="j", num_servers=1, num_trainers=1, run_dir=str(tmp_path), job={}, tables={}, control=control)
     read_end, write_end = os.pipe()
     (tmp_path / "plan.json").write_text(plan.model_dump_json())
     command = [sys.executable, "-m", "trainer.coordinator", "--plan", str(tmp_path / "plan.json")]
@@ -87,8 +85,7 @@ def attend(coordinator: Coordinator, *messages: pb.AgentMessage) -> list[pb.Agen
     commands = []
     try:
         for command in coordinator.stub.Attend(iter([*messages, *[pb.AgentMessage(heartbeat=pb.Heartbeat())] * 2])):
-            if command.WhichOneof("command") != "pulse":
-                commands.append(command)
+            commands += [command] if command.WhichOneof("command") != "pulse" else []
     except grpc.RpcError as error:
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT  # noqa: PT017
     return commands

@@ -167,7 +167,7 @@ def test_restarts_are_counted(start_job: Callable[..., Job]) -> None:
 def test_what_is_shown_of_a_job_cannot_end_it(tmp_path: Path, where: str) -> None:
     """`train 2>&1 | head`, and a log on a full disk: the job goes on, and its exit code is its own."""
     if where == "/dev/full":
-        errors = open(where, "w")  # noqa: SIM115
+        errors = Path(where).open("w")  # noqa: SIM115
     else:
         read_end, write_end = os.pipe()
         os.close(read_end)

@@ -43,7 +43,7 @@ def test_events_that_are_still_in_the_pipe_when_it_ends_are_read(monkeypatch: py
     number = 2_000  # in pipe and buffers at the exit; at a millisecond each
 
     _, events, _ = run(
-        f"for i in range({number}): print('{{\"event\": \"log\", \"n\": %d}}' % i, file=events)\n"
+        f'for i in range({number}): print(\'{{"event": "log", "n": %d}}\' % i, file=events)\n'
         "events.flush()\nos._exit(0)",
         lambda _: time.sleep(0.001),
     )

@@ -242,7 +242,7 @@ def test_no_flipped_bit_and_no_lost_record_makes_a_report_say_more_than_was_trai
 
 def test_a_line_that_was_changed_is_no_record_even_if_it_can_be_read(tmp_path: Path) -> None:
     content = written(tmp_path)
-    (tmp_path / "journal.jsonl").write_bytes(content.replace(b'[[0, 1, 0, 10]]', b'[[0, 1, 0, 11]]'))
+    (tmp_path / "journal.jsonl").write_bytes(content.replace(b"[[0, 1, 0, 10]]", b"[[0, 1, 0, 11]]"))
     report = history.report(tmp_path)
     assert report.verdict == "not proven"
     assert report.lost_records == 1

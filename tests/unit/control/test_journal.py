@@ -1,4 +1,4 @@
-"""The journal on a disk: what is damaged, removed or cut while it is written, and what the next coordinator makes of it."""
+"""The journal on a disk: damaged, removed or cut while it is written; and what the next coordinator makes of it."""
 
 from __future__ import annotations
 

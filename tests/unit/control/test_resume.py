@@ -357,3 +357,16 @@ def test_a_journal_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monk
     journal.close()
     assert [record["what"] for record in resume.read_journal(path)] == ["kept"]
     assert json.loads(path.read_text().splitlines()[-1])["what"] == "kept"
+
+
+def test_a_finished_job_is_not_called_trained_with_values_that_it_was_not_trained_with(tmp_path: Path) -> None:
+    save(tmp_path, 3, epoch=2)
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.write({"what": "over", "exit_code": 0, "result": {"rows": 5}})
+    journal.close()
+    assert resume.finished(plan_of(tmp_path, resume="always")) == {"rows": 5}
+    wider = changed(tables={"default": {"width": 8}})
+    with pytest.raises(ResumeError, match=r"trained already(.|\n)*tables.default.width: 4 before, 8 now(.|\n)*--fresh"):
+        resume.finished(plan_of(tmp_path, job=wider, resume="always"))
+    longer = {**wider, "train": {**JOB["train"], "epochs": 3}}
+    assert resume.finished(plan_of(tmp_path, job=longer, resume="always")) is None

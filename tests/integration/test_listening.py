@@ -1,0 +1,58 @@
+"""What a real job listens on: SECURITY.md says that by default it is loopback alone, and what each port is for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import psutil
+import pytest
+
+from data_pipeline import synthetic
+from tests.chaos.driver import ChaosJob, job_file
+
+ROOT = Path(__file__).parents[2]
+
+DOCUMENTED = {
+    "trainer.coordinator": ("coordinator (gRPC)", "metrics, status page (HTTP)"),
+    "trainer.agent": ("health (gRPC)", "metrics, status page (HTTP)"),
+    "pserver.child": ("a server's own (brpc)",),
+    "store.py": ("the trainers' store",),
+    "trainer.child": ("AllReduce (gloo, any port)", "AllReduce with `train.allreduce` in 16 bits (any port)"),
+}
+"""The rows of the table, by the process that listens."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_job_listens_on_loopback_alone_and_on_nothing_that_is_not_documented(tmp_path: Path) -> None:
+    synthetic.generate(tmp_path / "data", 40_000, 5)
+    sections = {"metrics": {"enabled": True}, "train": {"epochs": 50, "allreduce": "bfloat16"}}
+    job = ChaosJob(job_file(tmp_path, tmp_path / "data", **sections), seed=0)
+    try:
+        job.wait_for_step(3)
+        found: dict[str, set[str]] = defaultdict(set)
+        numbers: dict[str, int] = defaultdict(int)
+        for process in psutil.Process(job.process.pid).children(recursive=True):
+            try:
+                words = process.cmdline()
+                listening = [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+            except psutil.NoSuchProcess:
+                continue
+            names = [name for name in DOCUMENTED if any(word == name or word.endswith(f"/{name}") for word in words)]
+            for connection in listening:
+                assert len(names) == 1, f"nobody has documented the port of {words}"
+                found[names[0]].add(connection.laddr.ip.removeprefix("::ffff:"))  # gRPC's way to say IPv4
+                numbers[names[0]] += 1
+        assert found.pop("trainer.child", set()) <= {"127.0.0.1"}  # gloo listens only while its peers connect
+        assert found == {name: {"127.0.0.1"} for name in DOCUMENTED if name != "trainer.child"}
+        assert numbers["trainer.coordinator"] == 2
+        assert numbers["trainer.agent"] == 2 * 4
+        assert numbers["pserver.child"] == 2
+        assert numbers["store.py"] == 1
+    finally:
+        job.close()
+    table = (ROOT / "deploy" / "SECURITY.md").read_text()
+    for rows in DOCUMENTED.values():
+        for row in rows:
+            assert f"| {row} |" in table, row
