@@ -13,6 +13,7 @@ from typing import Any
 
 from trainer.coordinator import coordinator_pb2 as pb
 from trainer.coordinator import messages
+from trainer.process import EXIT_TERMINATED
 
 ROLES = {pb.ROLE_PSERVER: messages.Role.PSERVER, pb.ROLE_TRAINER: messages.Role.TRAINER}
 _MAX_SECONDS = 86_400.0
@@ -27,7 +28,7 @@ class MessageError(ValueError):
 
 def watch_interval_seconds(request: pb.StatusRequest) -> float:
     """The least time between two answers of WatchStatus. Raises MessageError."""
-    return _within("min_interval_seconds", request.min_interval_seconds, 0.0, _MAX_SECONDS)
+    return float(_within("min_interval_seconds", request.min_interval_seconds, 0.0, _MAX_SECONDS))
 
 
 def checkpoint_timeout_seconds(request: pb.CheckpointRequest) -> float | None:
@@ -38,9 +39,7 @@ def checkpoint_timeout_seconds(request: pb.CheckpointRequest) -> float | None:
 def stop_of(request: pb.StopRequest) -> messages.StopRequested:
     """What an observer who stops the job asks for. Raises MessageError."""
     try:
-        return messages.StopRequested(
-            request.reason or "stopped by a user", request.exit_code or messages.EXIT_TERMINATED
-        )
+        return messages.StopRequested(request.reason or "stopped by a user", request.exit_code or EXIT_TERMINATED)
     except ValueError as error:
         raise MessageError(str(error)) from error
 
