@@ -73,6 +73,7 @@ class Run:
         self.blows_left = self.random.randint(1, _MAX_BLOWS)
         self.story: list[str] = []
         self.journal_is_whole = True
+        self.harmed: Path | None = None
 
     def carry_out(self) -> dict[str, Any]:
         """To the end; what became of it. Raises AssertionError."""
@@ -92,7 +93,7 @@ class Run:
     def _one_start(self, job: ChaosJob) -> int:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         held: list[tuple[float, psutil.Process]] = []
-        strike_at = time.monotonic() + self.random.uniform(0.5, 25.0)
+        strike_at = time.monotonic() + self.random.uniform(0.5, 45.0)
         processes: set[psutil.Process] = set()
         self._processes = processes
         while job.process.poll() is None:
@@ -115,8 +116,12 @@ class Run:
         return int(job.process.returncode)
 
     def _strike(self, job: ChaosJob, held: list[tuple[float, psutil.Process]]) -> None:
-        if self.random.random() < 0.15:
+        chance = self.random.random()
+        if chance < 0.12:
             self._harm_journal()
+            return
+        if chance < 0.24:
+            self._harm_checkpoint()
             return
         with contextlib.suppress(psutil.NoSuchProcess):
             launcher = psutil.Process(job.process.pid)
@@ -147,13 +152,22 @@ class Run:
     def _damage(self) -> None:
         """While nobody runs: one bit of a file of the newest checkpoint, or of the journal; or a file that is gone."""
         chance = self.random.random()
-        newest = checkpoint.latest(self.folder / "run" / "checkpoints")
         if chance < 0.2:
             self._harm_journal()
-        elif chance < 0.5 and newest is not None:
-            files = sorted(path for path in newest.rglob("*") if path.is_file() and path.stat().st_size)
+        elif chance < 0.5:
+            self._harm_checkpoint()
+
+    def _harm_checkpoint(self) -> None:
+        newest = checkpoint.latest(self.folder / "run" / "checkpoints")
+        with contextlib.suppress(FileNotFoundError):  # it is pruned, or put aside, at this moment
+            files = (
+                sorted(path for path in newest.rglob("*") if path.is_file() and path.stat().st_size) if newest else []
+            )
+            if not files:
+                return
             path = self.random.choice(files)
-            self.story.append(f"damaged {path.relative_to(newest.parent)}")
+            self.story.append(f"damaged {path.relative_to(self.folder)}")
+            self.harmed = newest
             if self.random.random() < 0.3:
                 path.unlink()
             else:
@@ -163,7 +177,11 @@ class Run:
     def _check(self, job: ChaosJob) -> dict[str, Any]:
         newest = checkpoint.latest(job.run_dir / "checkpoints")
         assert newest is not None
-        checkpoint.read(newest)
+        try:
+            checkpoint.read(newest)
+        except checkpoint.CheckpointError:
+            assert newest == self.harmed  # after the job's last commit
+            return {"keys": 0, "verdict": "the last checkpoint was damaged at the end"}
         keys = oracle.check(newest, job.raw)
         try:
             report = history.report(job.run_dir)
