@@ -119,7 +119,7 @@ def _run(
 
     found = preflight.check(job, mode, here=hosts is None, restore=restore, resume=resume)
     for warning in found.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}")
     outcome = run_local(job, mode, restore=restore, resume=resume, hosts=hosts)
     try:
         answer(outcome.to_json(), json=json, text=outcome.summary)

@@ -280,13 +280,13 @@ def test_a_role_that_is_started_again_goes_on_from_what_it_has_committed(tmp_pat
     plan = plan_of(tmp_path, restore=str(asked), restore_once=once)
     journal = Journal(plan.journal)
     journal.write({"what": "run", "asked": None})
-    journal.write({"what": "committed", "path": str(asked)})
+    journal.write({"what": "committed", "draft": "d", "path": str(asked)})
     assert prepare(plan).path == str(asked), "that was another run"
     journal.write({"what": "run", "asked": str(asked)})
-    journal.write({"what": "committed", "path": str(asked)})
+    journal.write({"what": "committed", "draft": "d", "path": str(asked)})
     assert prepare(plan).path == str(asked), "nothing was committed since"
     newer = save(tmp_path, 12)
-    journal.write({"what": "committed", "path": str(newer)})
+    journal.write({"what": "committed", "draft": "d", "path": str(newer)})
     journal.write({"what": "run", "asked": str(asked)})
     journal.close()
     assert prepare(plan).path == str(newer if once else asked)
