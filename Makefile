@@ -4,7 +4,7 @@
 # EXTRA    cpu (default) or gpu: which build of Paddle
 # VENV     where the environment is made
 # WORKERS  how many tests run at once: auto (one for each processor) or a number
-# ARGS     more words for pytest: make test ARGS=tests/unit/test_cli.py
+# ARGS     more words for pytest: make test ARGS=tests/unit/deploy/cli/test_cli.py
 
 VENV  ?= .venv
 EXTRA ?= cpu

@@ -19,7 +19,7 @@ def generate_proto() -> None:
     """Writes ``X_pb2.py``, ``X_pb2.pyi`` and ``X_pb2_grpc.py`` beside each ``X.proto`` of our packages."""
     from grpc_tools import protoc
 
-    protos = sorted((ROOT / "trainer").rglob("*.proto"))
+    protos = sorted((ROOT / "paddlewheel" / "trainer").rglob("*.proto"))
     names = [path.relative_to(ROOT).as_posix() for path in protos]
     outputs = [f"--{kind}_out={ROOT}" for kind in ("python", "pyi", "grpc_python")]
     if not names or protoc.main(["protoc", f"-I{ROOT}", *outputs, *names]) != 0:

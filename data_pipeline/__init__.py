@@ -1,5 +1,5 @@
 """Parquet -> checked, deterministic, exactly-once batches of keys and numbers."""
 
-from data_pipeline.errors import DataError
+from paddlewheel.data_pipeline.errors import DataError
 
 __all__ = ["DataError"]

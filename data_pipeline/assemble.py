@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_pipeline.arrays import ragged
-from data_pipeline.batch import Batch, Span, TableKeys
-from data_pipeline.config import DataConfig
-from data_pipeline.encode import Lists, Rows
-from data_pipeline.keys import unique_keys
+from paddlewheel.data_pipeline.arrow_arrays import ragged
+from paddlewheel.data_pipeline.batch import Batch, Span, TableKeys
+from paddlewheel.data_pipeline.config import DataConfig
+from paddlewheel.data_pipeline.encoded_rows import Lists, Rows
+from paddlewheel.data_pipeline.keys import unique_keys
 
 Pick = tuple[Rows, npt.NDArray[np.int64]]
 """Encoded rows, and which of them are meant. Lists of the rows are in one block."""

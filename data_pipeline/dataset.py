@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline import schema
-from data_pipeline.config import DataConfig
-from data_pipeline.errors import ChangedError, DataError
-from data_pipeline.fitted import Fitted
-from data_pipeline.patience import UNREADABLE, read_patiently
-from data_pipeline.signature import ColumnKind, InputSignature
-from data_pipeline.sources import Footprint, SourceFile, discover, open_footer
+from paddlewheel.data_pipeline import schema
+from paddlewheel.data_pipeline.config import DataConfig
+from paddlewheel.data_pipeline.errors import ChangedError, DataError
+from paddlewheel.data_pipeline.files import Footprint, SourceFile, discover, open_footer
+from paddlewheel.data_pipeline.patience import UNREADABLE, read_patiently
+from paddlewheel.data_pipeline.signature import ColumnKind, InputSignature
+from paddlewheel.data_pipeline.statistics import Fitted
 
 _CACHED_CELLS = 2 << 20
 _CACHED_BYTES = 4 << 20

@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from data_pipeline.errors import DataError
+from paddlewheel.data_pipeline.errors import DataError
 
 if TYPE_CHECKING:
-    from data_pipeline.config import DataConfig
-    from data_pipeline.dataset import DataFile, Dataset
-    from data_pipeline.sources import SourceFile
+    from paddlewheel.data_pipeline.config import DataConfig
+    from paddlewheel.data_pipeline.dataset import DataFile, Dataset
+    from paddlewheel.data_pipeline.files import SourceFile
 
 Day = dt.date
 _DAY = re.compile(r"(\d{4})-?(\d{2})-?(\d{2})", re.ASCII)
@@ -47,7 +47,7 @@ def find_days(paths: str | Iterable[str], column: str) -> tuple[Day, ...]:
 
     Raises DataError for paths without files, and for a file that lies in no folder `<column>=<day>`.
     """
-    from data_pipeline.sources import discover
+    from paddlewheel.data_pipeline.files import discover
 
     sources = discover((paths,) if isinstance(paths, str) else paths)
     return tuple(sorted({day_of(source, column) for source in sources}))
@@ -58,7 +58,7 @@ def open_days(paths: str | Iterable[str], config: DataConfig, column: str, days:
 
     Raises DataError as `Dataset.open` does, and for a day without rows.
     """
-    from data_pipeline.dataset import Dataset
+    from paddlewheel.data_pipeline.dataset import Dataset
 
     wanted = set(days)
     whole = Dataset.open(paths, config, keep=lambda source: day_of(source, column) in wanted)

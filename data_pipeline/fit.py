@@ -7,13 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from data_pipeline.arrays import simple
-from data_pipeline.config import DataConfig, DenseBlock
-from data_pipeline.dataset import Dataset, Slice
-from data_pipeline.encode import Encoder, numbers
-from data_pipeline.errors import DataError, UnreadableError
-from data_pipeline.fitted import Fitted, needs
-from data_pipeline.reader import RowGroups
+from paddlewheel.data_pipeline.arrow_arrays import simple
+from paddlewheel.data_pipeline.config import DataConfig, DenseBlock
+from paddlewheel.data_pipeline.dataset import Dataset, Slice
+from paddlewheel.data_pipeline.encoder import Encoder, numbers
+from paddlewheel.data_pipeline.errors import DataError, UnreadableError
+from paddlewheel.data_pipeline.reader import RowGroups
+from paddlewheel.data_pipeline.statistics import Fitted, needs
 
 UInt64 = npt.NDArray[np.uint64]
 _BLOCK_ROWS = 16384

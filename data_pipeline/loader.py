@@ -20,15 +20,16 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import Self
 
-from data_pipeline.assemble import Pick, assemble
-from data_pipeline.batch import Batch, Span
-from data_pipeline.config import DataConfig
-from data_pipeline.dataset import Dataset, Slice
-from data_pipeline.encode import Encoder, Lists, Rows
-from data_pipeline.errors import UnreadableError
-from data_pipeline.fitted import Fitted
-from data_pipeline.quarantine import BadRows
-from data_pipeline.reader import RowGroups
+from paddlewheel.data_pipeline.assemble import Pick, assemble
+from paddlewheel.data_pipeline.batch import Batch, Span
+from paddlewheel.data_pipeline.config import DataConfig
+from paddlewheel.data_pipeline.dataset import Dataset, Slice
+from paddlewheel.data_pipeline.encoded_rows import Lists, Rows
+from paddlewheel.data_pipeline.encoder import Encoder
+from paddlewheel.data_pipeline.errors import UnreadableError
+from paddlewheel.data_pipeline.quarantine import BadRows
+from paddlewheel.data_pipeline.reader import RowGroups
+from paddlewheel.data_pipeline.statistics import Fitted
 
 _PARALLEL_ROWS = 1024
 

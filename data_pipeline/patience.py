@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from data_pipeline.errors import UnavailableError
+from paddlewheel.data_pipeline.errors import UnavailableError
 
 PAUSES_SECONDS = (0.2, 1.0, 3.0)
 _PATIENCE_SECONDS = 10.0

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from data_pipeline.dataset import Dataset, Slice, assign, plan_epoch
-from data_pipeline.errors import DataError
+from paddlewheel.data_pipeline.dataset import Dataset, Slice, assign, plan_epoch
+from paddlewheel.data_pipeline.errors import DataError
 
 _VERSION = 1
 

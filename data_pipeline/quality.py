@@ -15,16 +15,17 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from datasketches import hll_sketch
 
-from data_pipeline import arrays, schema
-from data_pipeline.arrays import Decimals, is_text, list_parts, nulls, plain, ragged, text_of
-from data_pipeline.config import DataConfig, SparseFeature
-from data_pipeline.dataset import Dataset, Slice
-from data_pipeline.encode import Encoder, Rows, numbers
-from data_pipeline.errors import ChangedError, DataError
-from data_pipeline.fitted import Fitted
-from data_pipeline.reader import RowGroups
-from data_pipeline.schema import columns_needed
-from data_pipeline.sources import SourceFile
+from paddlewheel.data_pipeline import arrow_arrays, schema
+from paddlewheel.data_pipeline.arrow_arrays import Decimals, is_text, list_parts, nulls, plain, ragged, text_of
+from paddlewheel.data_pipeline.config import DataConfig, SparseFeature
+from paddlewheel.data_pipeline.dataset import Dataset, Slice
+from paddlewheel.data_pipeline.encoded_rows import Rows
+from paddlewheel.data_pipeline.encoder import Encoder, numbers
+from paddlewheel.data_pipeline.errors import ChangedError, DataError
+from paddlewheel.data_pipeline.files import SourceFile
+from paddlewheel.data_pipeline.reader import RowGroups
+from paddlewheel.data_pipeline.schema import columns_needed
+from paddlewheel.data_pipeline.statistics import Fitted
 
 _BLOCK_ROWS = 16384
 _HLL_LG_K = 12
@@ -191,14 +192,18 @@ def _words(array: pa.Array) -> Words:
         unscaled = Counter(values.unscaled(row) for row in rows.tolist())
         chosen = {min(unscaled), max(unscaled), *(number for number, _ in unscaled.most_common(_KEPT))}
         return [
-            (Fraction(number) / Fraction(10) ** scale, _short(arrays.decimal_text(number, scale)), unscaled[number])
+            (
+                Fraction(number) / Fraction(10) ** scale,
+                _short(arrow_arrays.decimal_text(number, scale)),
+                unscaled[number],
+            )
             for number in chosen
         ]
     is_clock = pat.is_time(array.type) or pat.is_timestamp(array.type)
-    stored = arrays.raw(array, arrays.numpy_dtype(array.type)) if is_clock else arrays.integers(array)
+    stored = arrow_arrays.raw(array, arrow_arrays.numpy_dtype(array.type)) if is_clock else arrow_arrays.integers(array)
     used, at, counts = np.unique(stored[rows], return_index=True, return_counts=True)
     order = {0, used.size - 1, *np.argsort(-counts, kind="stable")[:_KEPT].tolist()}
-    unit = arrays.UNITS[array.type.unit] if is_clock else 1
+    unit = arrow_arrays.UNITS[array.type.unit] if is_clock else 1
     return [
         (int(used[place]) * unit, _short(text_of(array, int(rows[at[place]]))), int(counts[place])) for place in order
     ]
@@ -208,7 +213,7 @@ def _distinct_texts(array: pa.Array, rows: npt.NDArray[Any]) -> Words:
     """The same of text; whether its bytes are UTF-8 is not asked."""
     if not pat.is_dictionary(array.type):
         array = array.cast(pa.large_binary()).dictionary_encode()
-    used, counts = np.unique(arrays.integers(array.indices)[rows], return_counts=True)
+    used, counts = np.unique(arrow_arrays.integers(array.indices)[rows], return_counts=True)
     words = array.dictionary.take(pa.array(used)).cast(pa.large_binary())
     ends = [pc.index(words, end).as_py() for end in pc.min_max(words).values()]
     order = {*ends, *np.argsort(-counts, kind="stable")[:_KEPT].tolist()}

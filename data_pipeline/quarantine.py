@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.arrays import simple
-from data_pipeline.config import DataConfig
-from data_pipeline.dataset import Dataset, Slice
-from data_pipeline.errors import DataError
-from data_pipeline.sources import SourceFile
+from paddlewheel.data_pipeline.arrow_arrays import simple
+from paddlewheel.data_pipeline.config import DataConfig
+from paddlewheel.data_pipeline.dataset import Dataset, Slice
+from paddlewheel.data_pipeline.errors import DataError
+from paddlewheel.data_pipeline.files import SourceFile
 
 
 class BadRows:

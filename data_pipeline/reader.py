@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.types as pat
 
-from data_pipeline.arrays import is_list
-from data_pipeline.config import DataConfig
-from data_pipeline.dataset import DataFile, Dataset, Slice
-from data_pipeline.errors import DataError, UnreadableError
-from data_pipeline.patience import UNREADABLE, read_patiently
-from data_pipeline.schema import columns_needed
-from data_pipeline.sources import DataReader
+from paddlewheel.data_pipeline.arrow_arrays import is_list
+from paddlewheel.data_pipeline.config import DataConfig
+from paddlewheel.data_pipeline.dataset import DataFile, Dataset, Slice
+from paddlewheel.data_pipeline.errors import DataError, UnreadableError
+from paddlewheel.data_pipeline.files import DataReader
+from paddlewheel.data_pipeline.patience import UNREADABLE, read_patiently
+from paddlewheel.data_pipeline.schema import columns_needed
 
 _STREAM_ROWS = 4096
 _PROBE_ROWS = 64

@@ -10,10 +10,10 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.types as pat
 
-from data_pipeline import arrays
-from data_pipeline.config import DataConfig, SparseFeature
-from data_pipeline.encode import folder_number
-from data_pipeline.errors import DataError
+from paddlewheel.data_pipeline import arrow_arrays
+from paddlewheel.data_pipeline.config import DataConfig, SparseFeature
+from paddlewheel.data_pipeline.encoder import folder_number
+from paddlewheel.data_pipeline.errors import DataError
 
 Kind = Literal["integer", "boolean", "decimal", "timestamp", "date", "time", "float", "string", "null", "other"]
 _EXACT = ("integer", "boolean", "decimal", "timestamp", "date", "time", "string")
@@ -31,10 +31,10 @@ class Column:
 
 def classify(arrow_type: pa.DataType) -> Column:
     """Kind of an Arrow type. Encodings and extension types are looked through, and one level of list."""
-    inner = arrays.storage(arrow_type)
-    is_list = arrays.is_list(inner)
+    inner = arrow_arrays.storage(arrow_type)
+    is_list = arrow_arrays.is_list(inner)
     if is_list:
-        inner = arrays.storage(inner.value_type)
+        inner = arrow_arrays.storage(inner.value_type)
     kind: Kind
     if pat.is_integer(inner):
         kind = "integer"
@@ -50,7 +50,7 @@ def classify(arrow_type: pa.DataType) -> Column:
         kind = "time"
     elif pat.is_floating(inner):
         kind = "float"
-    elif arrays.is_text(inner):
+    elif arrow_arrays.is_text(inner):
         kind = "string"
     elif pat.is_null(inner):
         kind = "null"
@@ -279,11 +279,11 @@ def _identity(column: Column, declared: str | None) -> str:
         inner = column.type
         while isinstance(inner, pa.BaseExtensionType) and not isinstance(inner, pa.UuidType):
             inner = inner.storage_type
-        if arrays.is_list(arrays.storage(inner)):
-            inner = arrays.storage(inner).value_type
+        if arrow_arrays.is_list(arrow_arrays.storage(inner)):
+            inner = arrow_arrays.storage(inner).value_type
         if isinstance(inner, pa.UuidType):
             return "uuid"  # 16 bytes, where others write 36 letters
-        inner = arrays.storage(inner)
+        inner = arrow_arrays.storage(inner)
         tests = (pat.is_binary, pat.is_large_binary, pat.is_binary_view, pat.is_fixed_size_binary)
         return "bytes" if any(test(inner) for test in tests) else "text"
     if declared == "string":

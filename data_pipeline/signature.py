@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_pipeline.errors import DataError
+from paddlewheel.data_pipeline.errors import DataError
 
 if TYPE_CHECKING:
-    from data_pipeline.config import DataConfig
-    from data_pipeline.fitted import Fitted
+    from paddlewheel.data_pipeline.config import DataConfig
+    from paddlewheel.data_pipeline.statistics import Fitted
 
 _CONVERTIBLE = ("integer", "string")
 

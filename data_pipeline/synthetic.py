@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.errors import DataError
+from paddlewheel.data_pipeline.errors import DataError
 
 Float = npt.NDArray[np.float64]
 _CARDINALITIES = {"user": 120, "item": 90, "site": 30, "category": 20, "segment": 12, "device": 6, "hour": 24}

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pserver import apart, checkpoint, probe
-from pserver.config import TableConfig, Tables, table_ids
-from pserver.errors import CheckpointError, LoadError, PullError, PushError, SaveError, ServerError
-from pserver.initial import Initializer
-from pserver.wire import Buffer, Command, Connection, Reply
+from paddlewheel.pserver import admin, host_parts, saved_tables
+from paddlewheel.pserver.brpc import Buffer, Command, Connection, Reply
+from paddlewheel.pserver.config import TableConfig, Tables, table_ids
+from paddlewheel.pserver.errors import CheckpointError, LoadError, PullError, PushError, SaveError, ServerError
+from paddlewheel.pserver.initializer import Initializer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ class _Table:
         self.max_keys_per_request = max(1, _MAX_REQUEST_BYTES // (8 + 4 * (_PUSH_PREFIX + 1 + config.width)))
         self.shards_per_server = self.num_shards // num_servers
         self.initializer = Initializer(name, config, seed)
-        self.bytes_per_row: float = checkpoint.max_bytes_per_row(config)  # of a save; the last save knows better
+        self.bytes_per_row: float = saved_tables.max_bytes_per_row(config)  # of a save; the last save knows better
         self.unused_columns = int(not config.first_order)  # servers have a first-order weight in every table
 
     def server_of(self, keys_U: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
@@ -188,7 +188,9 @@ class Client:
 
     # ---- tables as a whole --------------------------------------------------------------------------------------
 
-    def save(self, directory: Path, *, advance_day: bool | Collection[str] = False) -> dict[str, checkpoint.SavedTable]:
+    def save(
+        self, directory: Path, *, advance_day: bool | Collection[str] = False
+    ) -> dict[str, saved_tables.SavedTable]:
         """Write every table to `directory/<table>/` (which must not exist yet), read it back, and describe it.
 
         The servers write, so the directory must be one that they and this process see under the same path. Nothing
@@ -211,10 +213,10 @@ class Client:
         the servers then hold other keys; else ServerError.
         """
         chosen = self._tables if tables is None else {name: self._tables[name] for name in tables}
-        saved = {name: checkpoint.open_table(directory / name) for name in chosen}
+        saved = {name: saved_tables.open_table(directory / name) for name in chosen}
         for name, t in chosen.items():
-            checkpoint.check_fits(saved[name], name, t.config, self._seed)
-            checkpoint.verify(saved[name])
+            saved_tables.check_fits(saved[name], name, t.config, self._seed)
+            saved_tables.verify(saved[name])
         with self._gate.alone():
             for name, t in chosen.items():
                 self._load_table(t, saved[name])
@@ -228,10 +230,10 @@ class Client:
     def save_apart(
         self,
         directories: Sequence[Path],
-        collect: Callable[[], Sequence[Mapping[str, Sequence[checkpoint.Part]]]],
+        collect: Callable[[], Sequence[Mapping[str, Sequence[saved_tables.Part]]]],
         *,
         advance_day: bool | Collection[str] = False,
-    ) -> dict[str, checkpoint.SavedTable]:
+    ) -> dict[str, saved_tables.SavedTable]:
         """As `save`, where each server writes its parts below its own of the directories, on its own host.
 
         collect: called when all are written; what `apart.measure` has found at each server, in rank order. The hosts
@@ -247,18 +249,18 @@ class Client:
         saved = {}
         for name, t in self._tables.items():
             parts = [by_table.get(name, ()) for by_table in found]
-            saved[name] = apart.combine(name, t.config, self._seed, t.num_shards, parts)
+            saved[name] = host_parts.combine(name, t.config, self._seed, t.num_shards, parts)
             self._check_saved(t, saved[name], num_keys[name])
         return saved
 
-    def load_apart(self, directories: Sequence[Path], saved: Mapping[str, checkpoint.SavedTable]) -> None:
+    def load_apart(self, directories: Sequence[Path], saved: Mapping[str, saved_tables.SavedTable]) -> None:
         """As `load`, where each server reads below its own of the directories, made by `apart.lay_out` on its host.
 
         Raises CheckpointError for tables that do not fit before a server is asked, LoadError when keys are missing
         after.
         """
         for name, t in self._tables.items():
-            checkpoint.check_fits(saved[name], name, t.config, self._seed)
+            saved_tables.check_fits(saved[name], name, t.config, self._seed)
         self._check_paths(directories)
         with self._gate.alone():
             for name, t in self._tables.items():
@@ -318,7 +320,7 @@ class Client:
         """Of every folder that a server is about to be told: the names of tables are part of them."""
         for directory in directories:
             for name in self._tables:
-                checkpoint.check_path(directory / name)
+                saved_tables.check_path(directory / name)
 
     def _save_modes(self, advance_day: bool | Collection[str]) -> dict[str, bytes]:
         advanced = self._named(advance_day)
@@ -339,7 +341,7 @@ class Client:
                 f"{free / 1e6:.1f} MB left: make room, or save elsewhere"
             )
 
-    def _save_table(self, t: _Table, directory: Path, num_keys: int, mode: bytes) -> checkpoint.SavedTable:
+    def _save_table(self, t: _Table, directory: Path, num_keys: int, mode: bytes) -> saved_tables.SavedTable:
         try:
             directory.mkdir(parents=True)
         except FileExistsError as error:
@@ -347,12 +349,12 @@ class Client:
         except OSError as error:
             raise SaveError(f"table {t.name!r} cannot be saved: {error}") from error
         self._ask_everyone(Command.SAVE_ONE_TABLE, t, self._for_all([str(directory).encode(), mode]))
-        saved = checkpoint.record(directory, t.name, t.config, self._seed, t.num_shards)
+        saved = saved_tables.record(directory, t.name, t.config, self._seed, t.num_shards)
         self._check_saved(t, saved, num_keys)
         return saved
 
     @staticmethod
-    def _check_saved(t: _Table, saved: checkpoint.SavedTable, num_keys: int) -> None:
+    def _check_saved(t: _Table, saved: saved_tables.SavedTable, num_keys: int) -> None:
         if saved.num_rows != num_keys:
             raise SaveError(
                 f"{saved.directory} holds {saved.num_rows} rows after the save, but the servers held {num_keys} keys "
@@ -361,12 +363,12 @@ class Client:
         if num_keys:
             t.bytes_per_row = 1.1 * saved.num_bytes / num_keys
 
-    def _load_table(self, t: _Table, saved: checkpoint.SavedTable) -> None:
-        with checkpoint.staged(saved, t.num_shards) as path:
+    def _load_table(self, t: _Table, saved: saved_tables.SavedTable) -> None:
+        with saved_tables.staged(saved, t.num_shards) as path:
             self._ask_everyone(Command.LOAD_ONE_TABLE, t, self._for_all([str(path).encode(), _SAVE]))
         self._check_loaded(t, saved)
 
-    def _check_loaded(self, t: _Table, saved: checkpoint.SavedTable) -> None:
+    def _check_loaded(self, t: _Table, saved: saved_tables.SavedTable) -> None:
         num_keys = sum(self._num_keys(t))
         if num_keys != saved.num_rows:
             raise LoadError(
@@ -439,7 +441,7 @@ class Client:
         """A server that was restarted in between is empty: its keys would come back as if they were new."""
         endpoint = self._endpoints[server]
         host, port = endpoint.rsplit(":", 1)
-        found = probe.identity(host.strip("[]"), int(port), timeout_seconds=self._connect_timeout_seconds)
+        found = admin.identity(host.strip("[]"), int(port), timeout_seconds=self._connect_timeout_seconds)
         with self._lock:
             known = self._identities.setdefault(server, found)
         if known != found:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from pserver import checkpoint, export
-from pserver.errors import CheckpointError
-from pserver.initial import Initializer
+from paddlewheel.pserver import export, saved_tables
+from paddlewheel.pserver.errors import CheckpointError
+from paddlewheel.pserver.initializer import Initializer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +52,8 @@ class Chained(NamedTuple):
 
 
 def write_delta(
-    before: checkpoint.SavedTable,
-    after: checkpoint.SavedTable,
+    before: saved_tables.SavedTable,
+    after: saved_tables.SavedTable,
     directory: Path,
     *,
     dtype: export.Dtype = "float32",
@@ -64,16 +64,16 @@ def write_delta(
     count_decay: the product of the show_click_decay of all day boundaries between the two; rows whose shows and clicks
     only decayed by it are left out. Memory: one shard of each. Raises CheckpointError.
     """
-    checkpoint.check_fits(before, after.name, after.config, after.seed)
+    saved_tables.check_fits(before, after.name, after.config, after.seed)
     from_content_id = before.content_id
     removed: list[npt.NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
     with (
-        checkpoint.new_directory(directory),
+        saved_tables.new_directory(directory),
         tempfile.TemporaryDirectory() as temporary,
         export.Writer(directory, export.about_saved(after, dtype)) as writer,
     ):
         if len(before.parts) != len(after.parts):
-            before = checkpoint.reshard(before, Path(temporary) / "resharded", len(after.parts))
+            before = saved_tables.reshard(before, Path(temporary) / "resharded", len(after.parts))
         initializer = Initializer(after.name, after.config, after.seed)
         for shard in range(len(after.parts)):
             old, new = _shard(before, shard), _shard(after, shard)
@@ -124,7 +124,7 @@ def apply_deltas(base: Path, deltas: Sequence[Path], directory: Path) -> Chained
         content_id = delta.to_content_id
         chain.append(delta)
     with (
-        checkpoint.new_directory(directory),
+        saved_tables.new_directory(directory),
         export.Writer(directory, about.model_copy(update={"content_id": content_id})) as writer,
     ):
         # From the newest to the oldest: the first that mentions a key has the last word on it.
@@ -143,13 +143,13 @@ def apply_deltas(base: Path, deltas: Sequence[Path], directory: Path) -> Chained
     return Chained(done, content_id)
 
 
-def _shard(saved: checkpoint.SavedTable, shard: int) -> checkpoint.Rows | None:
-    batches = [rows for rows in checkpoint.read_rows(saved, shards=[shard]) if len(rows)]
-    return checkpoint.Rows.concatenate(batches) if batches else None
+def _shard(saved: saved_tables.SavedTable, shard: int) -> saved_tables.Rows | None:
+    batches = [rows for rows in saved_tables.read_rows(saved, shards=[shard]) if len(rows)]
+    return saved_tables.Rows.concatenate(batches) if batches else None
 
 
 def _is_changed(
-    old: checkpoint.Rows, new: checkpoint.Rows, count_decay: float, initializer: Initializer
+    old: saved_tables.Rows, new: saved_tables.Rows, count_decay: float, initializer: Initializer
 ) -> npt.NDArray[np.bool_]:
     """Which rows of `new` a reader of `old` does not know."""
     order_O = np.argsort(old.keys_N)

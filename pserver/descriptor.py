@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pserver import paddle_core
-from pserver.config import AdaGrad, Adam, TableConfig, Tables, table_ids
+from paddlewheel.pserver import paddle_core
+from paddlewheel.pserver.config import AdaGrad, Adam, TableConfig, Tables, table_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pserver import checkpoint
-from pserver.config import TableConfig
-from pserver.errors import CheckpointError
-from pserver.initial import Initializer
+from paddlewheel.pserver import saved_tables
+from paddlewheel.pserver.config import TableConfig
+from paddlewheel.pserver.errors import CheckpointError
+from paddlewheel.pserver.initializer import Initializer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,15 +83,15 @@ class Exported(NamedTuple):
     paths: tuple[Path, ...]
 
 
-def export_table(saved: checkpoint.SavedTable, directory: Path, *, dtype: Dtype = "float32") -> Exported:
+def export_table(saved: saved_tables.SavedTable, directory: Path, *, dtype: Dtype = "float32") -> Exported:
     """Write a saved table into the new folder `directory`, some hundred thousand rows in memory at a time.
 
     dtype of the embeddings: bfloat16 is stored as uint16 (the high halves of float32s, rounded to nearest even). Raises
     CheckpointError when the folder exists or the table is damaged; then nothing of the folder is left.
     """
     about = about_saved(saved, dtype)
-    with checkpoint.new_directory(directory), Writer(directory, about) as writer:
-        for rows in checkpoint.read_rows(saved):
+    with saved_tables.new_directory(directory), Writer(directory, about) as writer:
+        for rows in saved_tables.read_rows(saved):
             writer.write(rows)
         done = writer.finish()
         if done.num_rows != saved.num_rows:
@@ -99,7 +99,7 @@ def export_table(saved: checkpoint.SavedTable, directory: Path, *, dtype: Dtype 
     return done
 
 
-def about_saved(saved: checkpoint.SavedTable, dtype: Dtype) -> About:
+def about_saved(saved: saved_tables.SavedTable, dtype: Dtype) -> About:
     """What an export of this saved table says about itself."""
     return About(name=saved.name, config=saved.config, seed=saved.seed, dtype=dtype, content_id=saved.content_id)
 
@@ -151,7 +151,7 @@ class Writer:
         self._rows_in_file = self._num_rows = self._num_embeddings = 0
         self._paths: list[Path] = []
 
-    def write(self, rows: checkpoint.Rows) -> None:
+    def write(self, rows: saved_tables.Rows) -> None:
         """Add saved rows, as effective values."""
         if len(rows):
             self.write_table(_table(rows, self._about, self._initializer, self._schema))
@@ -203,7 +203,7 @@ class Writer:
 
 
 def effective(
-    rows: checkpoint.Rows,
+    rows: saved_tables.Rows,
     config: TableConfig,
     initializer: Initializer,
     admitted_N: npt.NDArray[np.bool_] | None = None,
@@ -213,7 +213,7 @@ def effective(
     return initializer.effective(change_NW, rows.keys_N, rows.has_embedding_N if admitted_N is None else admitted_N)
 
 
-def _table(rows: checkpoint.Rows, about: About, initializer: Initializer, schema: Any) -> Any:
+def _table(rows: saved_tables.Rows, about: About, initializer: Initializer, schema: Any) -> Any:
     import pyarrow as pa
 
     # as a client decides it, and not by whether the row has an embedding: counts may have decayed since it got one

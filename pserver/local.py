@@ -10,14 +10,14 @@ import sys
 import time
 from typing import IO, TYPE_CHECKING
 
-from pserver import probe
-from pserver.errors import ServerError
+from paddlewheel.pserver import admin
+from paddlewheel.pserver.errors import ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from pserver.config import Tables
+    from paddlewheel.pserver.config import Tables
 
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 10.0
@@ -59,7 +59,7 @@ def local_servers(
         deadline = time.monotonic() + start_timeout_seconds
         for rank, (endpoint, process) in enumerate(zip(endpoints, processes, strict=True)):
             host, port = endpoint.rsplit(":", 1)
-            while not probe.is_healthy(host, int(port)):
+            while not admin.is_healthy(host, int(port)):
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise ServerError(
                         f"parameter server {rank} at {endpoint} did not start (exit code {process.returncode}); "
@@ -72,7 +72,7 @@ def local_servers(
 @contextlib.contextmanager
 def _server(spec: dict[str, object], log: IO[str]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "pserver.child"],
+        [sys.executable, "-m", "paddlewheel.pserver.server_process"],
         stdin=subprocess.PIPE,
         stdout=log,
         stderr=log,

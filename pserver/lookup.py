@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pserver.checkpoint import new_directory
-from pserver.errors import CheckpointError
-from pserver.export import About, about_export, export_paths, read_export
-from pserver.initial import Initializer
+from paddlewheel.pserver.errors import CheckpointError
+from paddlewheel.pserver.export import About, about_export, export_paths, read_export
+from paddlewheel.pserver.initializer import Initializer
+from paddlewheel.pserver.saved_tables import new_directory
 
 if TYPE_CHECKING:
     from pathlib import Path

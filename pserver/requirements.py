@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 
-from pserver import paddle_core
-from pserver.errors import RequirementError
+from paddlewheel.pserver import paddle_core
+from paddlewheel.pserver.errors import RequirementError
 
 PADDLE_VERSION = "2.6.2"
 _DISTRIBUTIONS = ("paddlepaddle", "paddlepaddle-gpu")

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 
-from pserver.checkpoint import row_bytes
-from pserver.config import TableConfig
+from paddlewheel.pserver.config import TableConfig
+from paddlewheel.pserver.saved_tables import row_bytes
 
 SERVER_BASE_BYTES = 300 << 20
 """A server without keys: 201 MiB measured, its agent, 60 MiB, and buffers."""

@@ -12,10 +12,10 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from pserver import checkpoint, export
-from pserver.config import Adam, TableConfig, table_id
-from pserver.errors import CheckpointError
-from pserver.initial import Initializer
+from paddlewheel.pserver import export, saved_tables
+from paddlewheel.pserver.config import Adam, TableConfig, table_id
+from paddlewheel.pserver.errors import CheckpointError
+from paddlewheel.pserver.initializer import Initializer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def warm_start(
     source: Path, directory: Path, *, name: str, config: TableConfig, seed: int, num_shards: int
-) -> checkpoint.SavedTable:
+) -> saved_tables.SavedTable:
     """Write into the new folder `directory` a saved table `name` that holds the vectors, shows and clicks of `source`.
 
     source: a saved table's folder, or an exported table's. Accumulators are kept when a saved table has the same rule,
@@ -34,8 +34,8 @@ def warm_start(
     has learnt does not fit into this table's `weight_bounds`: the first push of a key would cut it. Exported tables
     hold no hashes of their own, so whoever knows those looks first.
     """
-    is_saved = (source / checkpoint.DESCRIPTION).exists()
-    was = checkpoint.open_table(source).config if is_saved else export.about_export(source).config
+    is_saved = (source / saved_tables.DESCRIPTION).exists()
+    was = saved_tables.open_table(source).config if is_saved else export.about_export(source).config
     for field in ("width", "first_order"):
         if getattr(was, field) != getattr(config, field):
             raise CheckpointError(
@@ -43,27 +43,27 @@ def warm_start(
                 "a warm start needs the same"
             )
     if is_saved:
-        checkpoint.verify(checkpoint.open_table(source))
+        saved_tables.verify(saved_tables.open_table(source))
     initializer = Initializer(name, config, seed)
-    with checkpoint.new_directory(directory), tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
+    with saved_tables.new_directory(directory), tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
         path = Path(temporary) / "part"
         with path.open("wb") as file:
             for rows in _saved_rows(source, config) if is_saved else _exported_rows(source, config):
                 changed = _with_changes(rows, config, initializer)
                 _check_bounds(changed, name, config, source, slack=config.initial_range + was.initial_range)
                 _write_lines(changed, file)
-        checkpoint.spread([path], directory / f"{table_id(name):03d}", num_shards)
-        return checkpoint.record(directory, name, config, seed, num_shards)
+        saved_tables.spread([path], directory / f"{table_id(name):03d}", num_shards)
+        return saved_tables.record(directory, name, config, seed, num_shards)
 
 
-def _saved_rows(source: Path, config: TableConfig) -> Iterator[checkpoint.Rows]:
+def _saved_rows(source: Path, config: TableConfig) -> Iterator[saved_tables.Rows]:
     """Rows whose embeddings are effective values, with the accumulators that the rule needs."""
-    saved = checkpoint.open_table(source)
+    saved = saved_tables.open_table(source)
     was = Initializer(saved.name, saved.config, saved.seed)
-    for rows in checkpoint.read_rows(saved):
+    for rows in saved_tables.read_rows(saved):
         values_NW = export.effective(rows, saved.config, was)
         fresh = None if config.optimizer.rule == saved.config.optimizer.rule else _fresh_state(config, len(rows))
-        yield checkpoint.Rows(
+        yield saved_tables.Rows(
             keys_N=rows.keys_N,
             unseen_days_N=rows.unseen_days_N,
             delta_score_N=rows.delta_score_N,
@@ -77,14 +77,14 @@ def _saved_rows(source: Path, config: TableConfig) -> Iterator[checkpoint.Rows]:
         )
 
 
-def _exported_rows(source: Path, config: TableConfig) -> Iterator[checkpoint.Rows]:
+def _exported_rows(source: Path, config: TableConfig) -> Iterator[saved_tables.Rows]:
     """As _saved_rows, from an export."""
     about = export.about_export(source)
     for table in export.read_groups(source):
         values_NW = export.decode(table, about)
         zeros_N = np.zeros(len(table), np.float32)
         first_state, state = _fresh_state(config, len(table))
-        yield checkpoint.Rows(
+        yield saved_tables.Rows(
             keys_N=table.column("key").to_numpy(),
             unseen_days_N=zeros_N,
             delta_score_N=zeros_N,
@@ -100,14 +100,14 @@ def _exported_rows(source: Path, config: TableConfig) -> Iterator[checkpoint.Row
 
 def _fresh_state(config: TableConfig, num_rows: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Accumulators [N, A] and [N, E] of keys that were never updated."""
-    first_NA, embedding_NE = (np.zeros((num_rows, width), np.float32) for width in checkpoint.state_widths(config))
+    first_NA, embedding_NE = (np.zeros((num_rows, width), np.float32) for width in saved_tables.state_widths(config))
     if isinstance(config.optimizer, Adam):  # the powers of beta1 and beta2 come last
         for state in (first_NA, embedding_NE):
             state[:, -2:] = config.optimizer.beta1, config.optimizer.beta2
     return first_NA, embedding_NE
 
 
-def _with_changes(rows: checkpoint.Rows, config: TableConfig, initializer: Initializer) -> checkpoint.Rows:
+def _with_changes(rows: saved_tables.Rows, config: TableConfig, initializer: Initializer) -> saved_tables.Rows:
     """Effective embeddings turned into changes from the new table's initial vectors."""
     none_NW = np.zeros((len(rows), config.pull_width), np.float32)
     start_NW = initializer.effective(none_NW, rows.keys_N, np.ones(len(rows), np.bool_))
@@ -115,7 +115,7 @@ def _with_changes(rows: checkpoint.Rows, config: TableConfig, initializer: Initi
     return replace(rows, embedding_NK=change_NK)
 
 
-def _check_bounds(rows: checkpoint.Rows, name: str, config: TableConfig, source: Path, *, slack: float) -> None:
+def _check_bounds(rows: saved_tables.Rows, name: str, config: TableConfig, source: Path, *, slack: float) -> None:
     """Refuse vectors that the rule would cut. slack: what lies between two tables' initial vectors may be cut."""
     low, high = config.optimizer.weight_bounds
     parts = [rows.first_order_N, rows.embedding_NK[rows.has_embedding_N]]
@@ -129,7 +129,7 @@ def _check_bounds(rows: checkpoint.Rows, name: str, config: TableConfig, source:
         )
 
 
-def _write_lines(rows: checkpoint.Rows, file: IO[bytes]) -> None:
+def _write_lines(rows: saved_tables.Rows, file: IO[bytes]) -> None:
     import pyarrow as pa
     from pyarrow import csv
 

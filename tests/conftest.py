@@ -19,7 +19,7 @@ import hypothesis
 import psutil
 import pytest
 
-from tests import needs
+from tests.support import needs
 
 _RUN_VARIABLE = "PADDLEWHEEL_TEST_RUN"
 _CHECKED_FOLDERS = ("integration", "chaos")

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_pipeline.errors import DataError
-from data_pipeline.recipes import delimited, preparation
-from data_pipeline.recipes.delimited import BadLine, Format, Notes
-from data_pipeline.recipes.preparation import Advance, Progress, Split
+from paddlewheel.data_pipeline.errors import DataError
+from paddlewheel.data_pipeline.recipes import delimited, preparation
+from paddlewheel.data_pipeline.recipes.delimited import BadLine, Format, Notes
+from paddlewheel.data_pipeline.recipes.preparation import Advance, Progress, Split
 
 HEX = (
     "site_id",

@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from data_pipeline.recipes import delimited, preparation
-from data_pipeline.recipes.delimited import BadLine, Format, Notes
-from data_pipeline.recipes.preparation import Advance, Progress, Split
+from paddlewheel.data_pipeline.recipes import delimited, preparation
+from paddlewheel.data_pipeline.recipes.delimited import BadLine, Format, Notes
+from paddlewheel.data_pipeline.recipes.preparation import Advance, Progress, Split
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))
 SPARSE = tuple(f"C{i}" for i in range(1, 27))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.errors import DataError
-from data_pipeline.recipes import delimited, preparation
-from data_pipeline.recipes.delimited import Format, Notes
-from data_pipeline.recipes.preparation import Advance, Progress, Split
+from paddlewheel.data_pipeline.errors import DataError
+from paddlewheel.data_pipeline.recipes import delimited, preparation
+from paddlewheel.data_pipeline.recipes.delimited import Format, Notes
+from paddlewheel.data_pipeline.recipes.preparation import Advance, Progress, Split
 
 _TYPES = {
     "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(), "uint64": pa.uint64(),

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from data_pipeline.errors import DataError
-from data_pipeline.recipes.preparation import Advance
+from paddlewheel.data_pipeline.errors import DataError
+from paddlewheel.data_pipeline.recipes.preparation import Advance
 
 BadLine = Literal["fail", "skip"]
 """What a line with another number of fields does: it ends the conversion, or is left out and counted."""

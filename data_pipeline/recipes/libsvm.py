@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_pipeline.errors import DataError
-from data_pipeline.recipes import delimited, preparation
-from data_pipeline.recipes.delimited import BadLine, Format, Notes
-from data_pipeline.recipes.preparation import Advance, Progress, Split
+from paddlewheel.data_pipeline.errors import DataError
+from paddlewheel.data_pipeline.recipes import delimited, preparation
+from paddlewheel.data_pipeline.recipes.delimited import BadLine, Format, Notes
+from paddlewheel.data_pipeline.recipes.preparation import Advance, Progress, Split
 
 _LINES = Format(delimiter="\x1f", header=False, quoted=False)
 _PAIR = r"^[0-9]{1,18}:[^:]+$"

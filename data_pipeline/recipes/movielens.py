@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.errors import DataError
-from data_pipeline.recipes.preparation import Progress
+from paddlewheel.data_pipeline.errors import DataError
+from paddlewheel.data_pipeline.recipes.preparation import Progress
 
 _GENRES_100K = [
     "unknown",

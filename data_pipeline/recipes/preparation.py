@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_pipeline.errors import DataError
-from data_pipeline.keys import mix
+from paddlewheel.data_pipeline.errors import DataError
+from paddlewheel.data_pipeline.keys import mix
 
 _ROW_GROUP_ROWS = 1 << 16
 Bool = npt.NDArray[np.bool_]

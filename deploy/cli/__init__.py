@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from deploy.cli.streams import give_up
+from paddlewheel.deploy.cli.streams import give_up
 
 EXIT_FIX_JOB = 64
 EXIT_RETRY = 75
@@ -31,27 +31,39 @@ EXIT_INTERRUPTED = 130
 _ANSWERS = {"job", "checkpoint", "chain", "curves", "report", "status", "deploy", "doctor", "version"}
 """Commands that print an answer and do nothing else for which a reader would be needed."""
 
-_OURS = {"pserver", "trainer", "data_pipeline", "deploy"}
+_OURS = {"paddlewheel"}
 
 _COMMANDS = {
-    "train": ("deploy.cli.train:train", "Train a job on this machine, with its servers and trainers."),
-    "evaluate": ("deploy.cli.train:evaluate", "Evaluate a checkpoint of a job on this machine."),
-    "export": ("deploy.cli.export:export", "Write a trained model as files for serving."),
-    "predict": ("deploy.cli.predict:predict", "Score Parquet files with a trained model."),
-    "data": ("deploy.cli.data:app", "Prepare, generate and check data."),
-    "job": ("deploy.cli.job:app", "Look at a job file: its keys, its values, whether it can run."),
-    "checkpoint": ("deploy.cli.checkpoint:app", "Look at checkpoints, rewrite them, or ask a running job for one."),
-    "chain": ("deploy.cli.chain:app", "List or follow the bases and deltas that a job publishes day by day."),
-    "tune": ("deploy.cli.tune:tune", "Search for better settings of a job."),
-    "curves": ("deploy.cli.curves:curves", "Draw what a run has learnt: loss, evaluations, reliability, slices."),
-    "report": ("deploy.cli.report:report", "Prove from a run's journal that every row was trained once."),
-    "status": ("deploy.cli.status:status", "Show what a running job is doing."),
-    "deploy": ("deploy.cli.deploy:app", "Write what a cluster needs to run a job."),
-    "role": ("deploy.cli.role:app", "Run one role of a job: what a container or another machine starts."),
-    "gpu": ("deploy.cli.gpu:app", "Build and check the kernels for NVIDIA GPUs."),
-    "bench": ("deploy.cli.bench:app", "Measure speed on this machine, next to peers and ceilings."),
-    "doctor": ("deploy.cli.doctor:doctor", "Say what this environment has and lacks, with a remedy for each."),
-    "version": ("deploy.cli.doctor:version", "Print the versions that matter in a bug report."),
+    "train": ("paddlewheel.deploy.cli.train:train", "Train a job on this machine, with its servers and trainers."),
+    "evaluate": ("paddlewheel.deploy.cli.train:evaluate", "Evaluate a checkpoint of a job on this machine."),
+    "export": ("paddlewheel.deploy.cli.export:export", "Write a trained model as files for serving."),
+    "predict": ("paddlewheel.deploy.cli.predict:predict", "Score Parquet files with a trained model."),
+    "data": ("paddlewheel.deploy.cli.data:app", "Prepare, generate and check data."),
+    "job": ("paddlewheel.deploy.cli.job:app", "Look at a job file: its keys, its values, whether it can run."),
+    "checkpoint": (
+        "paddlewheel.deploy.cli.checkpoint:app",
+        "Look at checkpoints, rewrite them, or ask a running job for one.",
+    ),
+    "chain": (
+        "paddlewheel.deploy.cli.chain:app",
+        "List or follow the bases and deltas that a job publishes day by day.",
+    ),
+    "tune": ("paddlewheel.deploy.cli.tune:tune", "Search for better settings of a job."),
+    "curves": (
+        "paddlewheel.deploy.cli.curves:curves",
+        "Draw what a run has learnt: loss, evaluations, reliability, slices.",
+    ),
+    "report": ("paddlewheel.deploy.cli.report:report", "Prove from a run's journal that every row was trained once."),
+    "status": ("paddlewheel.deploy.cli.status:status", "Show what a running job is doing."),
+    "deploy": ("paddlewheel.deploy.cli.deploy:app", "Write what a cluster needs to run a job."),
+    "role": ("paddlewheel.deploy.cli.role:app", "Run one role of a job: what a container or another machine starts."),
+    "gpu": ("paddlewheel.deploy.cli.gpu:app", "Build and check the kernels for NVIDIA GPUs."),
+    "bench": ("paddlewheel.deploy.cli.bench:app", "Measure speed on this machine, next to peers and ceilings."),
+    "doctor": (
+        "paddlewheel.deploy.cli.doctor:doctor",
+        "Say what this environment has and lacks, with a remedy for each.",
+    ),
+    "version": ("paddlewheel.deploy.cli.doctor:version", "Print the versions that matter in a bug report."),
 }
 
 

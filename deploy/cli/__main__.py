@@ -1,6 +1,6 @@
 """``python -m deploy.cli`` is the same as ``paddlewheel``."""
 
-from deploy.cli import main
+from paddlewheel.deploy.cli import main
 
 if __name__ == "__main__":
     main()

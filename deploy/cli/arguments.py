@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from deploy.cli.streams import give_up
+from paddlewheel.deploy.cli.streams import give_up
 
 if TYPE_CHECKING:
-    from trainer.config import JobConfig
-    from trainer.trained import TrainedModel
+    from paddlewheel.trainer.checkpoint.trained_model import TrainedModel
+    from paddlewheel.trainer.job.config import JobConfig
 
 JobFile = Annotated[Path, Parameter(help="The job file (YAML).")]
 
@@ -110,9 +110,9 @@ def find_model(
         CheckpointError: there is no trained model.
         OtherModelError: the checkpoint is of a job with another model or other features.
     """
-    from trainer.config import JobConfig
-    from trainer.location import is_remote
-    from trainer.trained import open_model
+    from paddlewheel.trainer.checkpoint.store import is_remote
+    from paddlewheel.trainer.checkpoint.trained_model import open_model
+    from paddlewheel.trainer.job.config import JobConfig
 
     job = None if is_remote(model) or Path(model).is_dir() else JobConfig.load(model, overrides)
     with _local(checkpoint or (model if job is None else job.checkpoint_location)) as path:
@@ -127,9 +127,9 @@ def find_model(
 @contextlib.contextmanager
 def _local(location: str) -> Iterator[Path]:
     """A folder on this machine that holds a checkpoint, or checkpoints."""
-    from trainer.checkpoint import CheckpointError, step_of
-    from trainer.checkpoints import open_address, open_checkpoints
-    from trainer.location import is_remote
+    from paddlewheel.trainer.checkpoint.folder_store import open_address, open_checkpoints
+    from paddlewheel.trainer.checkpoint.manifest import CheckpointError, step_of
+    from paddlewheel.trainer.checkpoint.store import is_remote
 
     if not is_remote(location):
         yield Path(location)
@@ -160,7 +160,7 @@ def check_same(
     Raises:
         OtherModelError: a value differs that the model depends on.
     """
-    from trainer.coordinator.resume import differences, without_types
+    from paddlewheel.trainer.coordinator.resume import differences, without_types
 
     before: Mapping[str, Any] = trained
     now: Mapping[str, Any] = job.model_dump(mode="json")

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter, validators
 
-from deploy.cli.arguments import Json, OptionError, Overrides, Threads, answer, say
-from deploy.cli.data import Rows
-from deploy.cli.parity import parity, peers
+from paddlewheel.deploy.cli.arguments import Json, OptionError, Overrides, Threads, answer, say
+from paddlewheel.deploy.cli.data import Rows
+from paddlewheel.deploy.cli.parity import parity, peers
 
 if TYPE_CHECKING:
-    from trainer.benchmark.report import Report
-    from trainer.benchmark.runs import Options
+    from paddlewheel.deploy.bench.speed.report import Report
+    from paddlewheel.deploy.bench.speed.runs import Options
 
 app = App(name="bench", help="Measure speed on this machine, next to peers and ceilings; compare two measurements.")
 
 app.command(
-    "deploy.cli.recovery:recovery", name="recovery", help="What the loss of a server costs, by size of the tables."
+    "paddlewheel.deploy.cli.recovery:recovery",
+    name="recovery",
+    help="What the loss of a server costs, by size of the tables.",
 )
 app.command(parity)
 app.command(peers)
@@ -111,8 +113,8 @@ def _options(
     overrides: tuple[str, ...] = (),
     env: tuple[str, ...] = (),
 ) -> "Options":
-    from trainer.benchmark.runs import Options
-    from trainer.benchmark.workload import Workload
+    from paddlewheel.deploy.bench.speed.runs import Options
+    from paddlewheel.deploy.bench.speed.workload import Workload
 
     for setting in env:
         if not setting.partition("=")[0] or "=" not in setting:
@@ -193,7 +195,7 @@ def train(
     torch_python
         A Python that has torch, pyarrow and numpy. Without it PyTorch does not run.
     """
-    from trainer.benchmark import runs
+    from paddlewheel.deploy.bench.speed import runs
 
     if device == "gpu":
         overrides = (*overrides, "train.device=gpu")
@@ -233,7 +235,7 @@ def data(
     threads
         Threads of the loader; pyarrow has one, or its own pool.
     """
-    from trainer.benchmark import reading
+    from paddlewheel.deploy.bench.speed import reading
 
     options = _options(rows, turns, run, overrides=overrides)
     return _finish(reading.data(options, batches=batch, threads=threads, say=say), run.out, json=json)
@@ -267,7 +269,7 @@ def ps(
     pass_keys
         Keys pulled or pushed in a pass, such as 2m; at least four calls.
     """
-    from trainer.benchmark import runs
+    from paddlewheel.deploy.bench.speed import runs
 
     if max(keys) > table_keys:
         raise OptionError(
@@ -322,8 +324,8 @@ def tables(
     node_cores
         Its cores.
     """
-    from pserver.config import TableConfig
-    from trainer.benchmark import tables as benchmark
+    from paddlewheel.deploy.bench.speed import tables as benchmark
+    from paddlewheel.pserver.config import TableConfig
 
     async def measure() -> "Report":
         return await asyncio.to_thread(
@@ -385,7 +387,7 @@ def dense(
     torch_python, modes
         On a GPU: a Python with PyTorch for CUDA, and how it runs the same towers (DeepFM, DLRM).
     """
-    from trainer.benchmark import runs
+    from paddlewheel.deploy.bench.speed import runs
 
     options = _options(rows, turns, run, overrides=overrides, env=env)
     if device == "gpu":
@@ -429,7 +431,7 @@ def scaling(
     servers
         Parameter servers.
     """
-    from trainer.benchmark import runs
+    from paddlewheel.deploy.bench.speed import runs
 
     options = _options(rows, turns, run, threads=threads, overrides=overrides, env=env)
     return _finish(
@@ -448,7 +450,7 @@ def compare(before: Path, after: Path, *, json: Json = False) -> None:
     after
         The same of the later run.
     """
-    from trainer.benchmark import report
+    from paddlewheel.deploy.bench.speed import report
 
     older, newer = report.Report.read(before), report.Report.read(after)
     text = report.compare(older, newer)

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from deploy.cli.arguments import Json, answer
+from paddlewheel.deploy.cli.arguments import Json, answer
 
 if TYPE_CHECKING:
-    from pserver.chain import Link
+    from paddlewheel.pserver.delta_chain import Link
 
 app = App(name="chain", help="Bases and deltas of a table, as a job publishes them day by day.")
 
@@ -20,10 +20,10 @@ Directory = Annotated[
 @app.command
 def ls(directory: Directory, *, json: Json = False) -> None:
     """List the links of a chain: number, base or delta, day, and how many rows changed or are gone."""
-    from pserver import chain
-    from pserver.errors import CheckpointError
+    from paddlewheel.pserver import delta_chain
+    from paddlewheel.pserver.errors import CheckpointError
 
-    found = chain.links(directory)
+    found = delta_chain.links(directory)
     if not found:
         raise CheckpointError(f"{directory} holds no links of a chain")
     answer([link.model_dump() for link in found], json=json, text=lambda: "\n".join(map(_line, found)))
@@ -41,9 +41,9 @@ def follow(
 
     A chain with a link missing, out of order, or of other content is refused.
     """
-    from pserver import chain
+    from paddlewheel.pserver import delta_chain
 
-    made = chain.follow(directory, to, day=day)
+    made = delta_chain.follow(directory, to, day=day)
     facts = {"rows": made.exported.num_rows, "bytes": made.exported.num_bytes, "content_id": made.content_id}
     answer(facts, json=json, text=lambda: f"{facts['rows']:,} rows in {to}")
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter, validators
 
-from deploy.cli.arguments import Json, answer, check_host_and_port
+from paddlewheel.deploy.cli.arguments import Json, answer, check_host_and_port
 
 if TYPE_CHECKING:
-    from trainer.location import Checkpoints
+    from paddlewheel.trainer.checkpoint.store import Checkpoints
 
 EXIT_FIX_JOB = 64
 
@@ -45,7 +45,7 @@ def verify(location: Location, *, json: Json = False) -> int:
 
     Any changed byte, missing file or file too many is found; exit code 64 then.
     """
-    from trainer import checkpoint
+    from paddlewheel.trainer.checkpoint.manifest import CheckpointError
 
     rows = []
     kept, addresses = _committed(location)
@@ -54,7 +54,7 @@ def verify(location: Location, *, json: Json = False) -> int:
         if "damage" not in row:
             try:
                 kept.verify(address)
-            except checkpoint.CheckpointError as error:
+            except CheckpointError as error:
                 row["damage"] = str(error)
         rows.append(row)
 
@@ -87,12 +87,12 @@ def diff(first: Address, second: Address, *, json: Json = False) -> int:
 
     Exit code 0 when they hold the same model, 1 when they differ.
     """
-    from deploy import comparison
-    from trainer.checkpoints import open_address
+    from paddlewheel.deploy.reports import checkpoint_diff
+    from paddlewheel.trainer.checkpoint.folder_store import open_address
 
     (kept, one), (also_kept, other) = open_address(first), open_address(second)
     with kept.local_copy(one) as before, also_kept.local_copy(other) as after:
-        found = comparison.compare(before, after)
+        found = checkpoint_diff.compare(before, after)
     answer(found.to_json(), json=json, text=lambda: "\n".join(found.lines()))
     return 0 if found.same_model else 1
 
@@ -108,10 +108,10 @@ def prune(
 
     A folder must not be in use by a job. A job that writes to an object store goes on undisturbed.
     """
-    from trainer import checkpoint
+    from paddlewheel.trainer.checkpoint.manifest import CheckpointError
 
     if keep < 1:
-        raise checkpoint.CheckpointError("--keep must be at least 1: remove the folder itself to remove everything")
+        raise CheckpointError("--keep must be at least 1: remove the folder itself to remove everything")
     kept, _ = _committed(location)
     with kept.beside_owner():
         removed = kept.prune(keep)
@@ -127,10 +127,10 @@ def reshard(
     json: Json = False,
 ) -> None:
     """Copy a checkpoint with another number of shards. (Servers do this by themselves when they restore one.)"""
-    from deploy import comparison
-    from trainer.checkpoints import open_address
+    from paddlewheel.deploy.reports import checkpoint_diff
+    from paddlewheel.trainer.checkpoint.folder_store import open_address
 
-    row = _facts(*open_address(str(comparison.reshard(source, target, shards))))
+    row = _facts(*open_address(str(checkpoint_diff.reshard(source, target, shards))))
     answer(row, json=json, text=lambda: _line(row))
 
 
@@ -140,12 +140,12 @@ def fetch(
     target: Annotated[Path, Parameter(help="The copy's folder: step-<n> of the same step, not there yet.")],
 ) -> None:
     """Copy a checkpoint out of an object store into a folder, verified: what needs a folder can use it then."""
-    from trainer import checkpoint
-    from trainer.checkpoints import open_address
+    from paddlewheel.trainer.checkpoint.folder_store import open_address
+    from paddlewheel.trainer.checkpoint.manifest import CheckpointError
 
     name = address.rstrip("/").rpartition("/")[2]
     if target.exists() or target.name != name:
-        raise checkpoint.CheckpointError(f"{target} cannot be the copy: it must not exist, and be named {name}")
+        raise CheckpointError(f"{target} cannot be the copy: it must not exist, and be named {name}")
     kept, full = open_address(address)
     with kept.local_copy(full) as copy:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -154,18 +154,16 @@ def fetch(
 
 
 def _committed(location: str) -> "tuple[Checkpoints, list[str]]":
-    from trainer import checkpoint
-    from trainer.checkpoints import open_address, open_checkpoints
+    from paddlewheel.trainer.checkpoint.folder_store import open_address, open_checkpoints
+    from paddlewheel.trainer.checkpoint.manifest import CheckpointError, step_of
 
     kept, address = open_address(location)
-    if checkpoint.step_of(address.rpartition("/")[2].removesuffix(".damaged")) is not None:
+    if step_of(address.rpartition("/")[2].removesuffix(".damaged")) is not None:
         return kept, [address]
     kept = open_checkpoints(address)
     found = kept.committed()
     if not found:
-        raise checkpoint.CheckpointError(
-            f"{location} holds no committed checkpoint (a step-<n> folder with MANIFEST.json)"
-        )
+        raise CheckpointError(f"{location} holds no committed checkpoint (a step-<n> folder with MANIFEST.json)")
     return kept, found
 
 
@@ -197,10 +195,10 @@ def _line(row: dict[str, Any]) -> str:
 async def _ask(address: str, timeout_seconds: float) -> dict[str, Any]:
     import grpc
 
-    from deploy.cli.status import NoCoordinatorError
-    from trainer.coordinator import coordinator_pb2 as pb
-    from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
-    from trainer.coordinator.security import Security
+    from paddlewheel.deploy.cli.status import NoCoordinatorError
+    from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+    from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+    from paddlewheel.trainer.coordinator.security import Security
 
     security = Security.from_environment()
     async with security.channel(address) as channel:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from deploy.cli.arguments import Json, answer
+from paddlewheel.deploy.cli.arguments import Json, answer
 
 
 def curves(
@@ -17,7 +17,7 @@ def curves(
     json: Json = False,
 ) -> None:
     """Draw what a run has learnt: loss, evaluations, reliability, and the values of `data.report_by`."""
-    from trainer import learning_report
+    from paddlewheel.deploy.reports import learning_curves
 
-    files = learning_report.write(run_dir, out or run_dir / "report")
+    files = learning_curves.write(run_dir, out or run_dir / "report")
     answer({"files": [str(file) for file in files]}, json=json, text=lambda: "\n".join(map(str, files)))

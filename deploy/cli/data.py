@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter, validators
 
-from deploy.cli.arguments import JobFile, Json, OptionError, Overrides, answer, say
+from paddlewheel.deploy.cli.arguments import JobFile, Json, OptionError, Overrides, answer, say
 
 if TYPE_CHECKING:
-    from data_pipeline.quality import Quality
-    from data_pipeline.recipes.delimited import Notes
+    from paddlewheel.data_pipeline.quality import Quality
+    from paddlewheel.data_pipeline.recipes.delimited import Notes
 
 app = App(name="data", help="Prepare, generate and check data.")
 prepare = App(name="prepare", help="Raw files to Parquet.")
@@ -85,10 +85,10 @@ def check(
     """
     import json as json_module
 
-    from data_pipeline import quality, quality_page
-    from data_pipeline.dataset import Dataset
-    from pserver import sizing
-    from trainer.config import JobConfig
+    from paddlewheel.data_pipeline import quality, quality_report
+    from paddlewheel.data_pipeline.dataset import Dataset
+    from paddlewheel.pserver import sizing
+    from paddlewheel.trainer.job.config import JobConfig
 
     memory_bytes = server_memory_gb * 1e9
     sizing.servers_needed(0, memory_bytes)  # refused before the data is read, if it is too little
@@ -109,7 +109,7 @@ def check(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "data-check.json").write_text(json_module.dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n")
-        (out / "data-check.html").write_text(quality_page.page(found, str(job)))
+        (out / "data-check.html").write_text(quality_report.page(found, str(job)))
         say(f"wrote {out / 'data-check.json'} and {out / 'data-check.html'}")
     answer(found.to_json(), json=json, text=lambda: _report(found))
     return _EXIT_FIX_JOB if found.errors else _EXIT_WARNINGS if found.warnings else 0
@@ -154,11 +154,11 @@ def _report(found: "Quality") -> str:
 @app.command
 def fit(job: JobFile, *, overrides: Overrides = ()) -> None:
     """Find means, quantiles and vocabularies in the training data and write them to the job's data.fitted."""
-    from data_pipeline.dataset import Dataset
-    from data_pipeline.errors import DataError
-    from data_pipeline.fit import fit as fit_data
-    from data_pipeline.fitted import needs
-    from trainer.config import JobConfig
+    from paddlewheel.data_pipeline.dataset import Dataset
+    from paddlewheel.data_pipeline.errors import DataError
+    from paddlewheel.data_pipeline.fit import fit as fit_data
+    from paddlewheel.data_pipeline.statistics import needs
+    from paddlewheel.trainer.job.config import JobConfig
 
     data = JobConfig.load(job, overrides).data
     if not needs(data):
@@ -192,8 +192,8 @@ def synth(
     days
         Share the training rows out to folders day=..., such as 2026-01-01..2026-01-07.
     """
-    from data_pipeline import synthetic
-    from data_pipeline.days import parse_days
+    from paddlewheel.data_pipeline import synthetic
+    from paddlewheel.data_pipeline.days import parse_days
 
     names = [day.isoformat() for day in parse_days(days)] if days is not None else []
     with _progress("synth") as tick:
@@ -260,9 +260,9 @@ def criteo(
     paths
         Source files or folders (label, I1-I13, C1-C26, tab-separated), then the output folder.
     """
-    from data_pipeline.recipes import criteo as recipe
-    from data_pipeline.recipes.delimited import Notes
-    from data_pipeline.recipes.preparation import Split
+    from paddlewheel.data_pipeline.recipes import criteo as recipe
+    from paddlewheel.data_pipeline.recipes.delimited import Notes
+    from paddlewheel.data_pipeline.recipes.preparation import Split
 
     sources, directory = _sources_and_target(paths)
     notes = Notes()
@@ -291,9 +291,9 @@ def avazu(
     paths
         Source files or folders, then the output folder.
     """
-    from data_pipeline.recipes import avazu as recipe
-    from data_pipeline.recipes.delimited import Notes
-    from data_pipeline.recipes.preparation import Split
+    from paddlewheel.data_pipeline.recipes import avazu as recipe
+    from paddlewheel.data_pipeline.recipes.delimited import Notes
+    from paddlewheel.data_pipeline.recipes.preparation import Split
 
     sources, directory = _sources_and_target(paths)
     notes = Notes()
@@ -318,7 +318,7 @@ def movielens(source: Path, directory: Path, *, eval_fraction: EvalFraction = 0.
     max_history
         Films of a user's history.
     """
-    from data_pipeline.recipes import movielens as recipe
+    from paddlewheel.data_pipeline.recipes import movielens as recipe
 
     with _progress("movielens") as tick:
         counts = recipe.prepare(
@@ -367,9 +367,9 @@ def csv(
     list_delimiter
         Between the values of a list. Empty values are left out.
     """
-    from data_pipeline.recipes import csv as recipe
-    from data_pipeline.recipes.delimited import Format, Notes
-    from data_pipeline.recipes.preparation import Split
+    from paddlewheel.data_pipeline.recipes import csv as recipe
+    from paddlewheel.data_pipeline.recipes.delimited import Format, Notes
+    from paddlewheel.data_pipeline.recipes.preparation import Split
 
     form = Format(_unescaped(delimiter), header, quotes, encoding, null, trim, on_bad_line)
     columns = recipe.parse_schema(schema)
@@ -410,9 +410,9 @@ def libsvm(
     paths
         Source files or folders, then the output folder.
     """
-    from data_pipeline.recipes import libsvm as recipe
-    from data_pipeline.recipes.delimited import Notes
-    from data_pipeline.recipes.preparation import Split
+    from paddlewheel.data_pipeline.recipes import libsvm as recipe
+    from paddlewheel.data_pipeline.recipes.delimited import Notes
+    from paddlewheel.data_pipeline.recipes.preparation import Split
 
     sources, directory = _sources_and_target(paths)
     notes = Notes()

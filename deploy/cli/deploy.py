@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from deploy.cli.arguments import JobFile, Overrides
+from paddlewheel.deploy.cli.arguments import JobFile, Overrides
 
 app = App(name="deploy", help="Write what a cluster needs to run a job. Nothing is sent anywhere.")
 
@@ -78,8 +78,8 @@ def k8s(
 
     Paths in the job file are those inside the containers: data under /data, checkpoints under /runs.
     """
-    from deploy.kubernetes import KubernetesOptions, render, to_yaml, write_folder
-    from trainer.config import JobConfig
+    from paddlewheel.deploy.kubernetes import KubernetesOptions, render, to_yaml, write_folder
+    from paddlewheel.trainer.job.config import JobConfig
 
     options = KubernetesOptions(
         image=image,

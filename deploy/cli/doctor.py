@@ -2,16 +2,16 @@
 
 import sys
 
-from deploy.cli.arguments import Json, answer
+from paddlewheel.deploy.cli.arguments import Json, answer
 
 _MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]FAIL[/]"}
 
 
 def doctor(*, json: Json = False) -> int:
     """Say what this environment has and lacks, with a remedy for each. Exit code 64 when a job could not run here."""
-    from deploy import environment
+    from paddlewheel.deploy.checks import doctor
 
-    findings = environment.examine()
+    findings = doctor.examine()
     failed = any(finding.level == "fail" for finding in findings)
     if json:
         answer([vars(finding) for finding in findings], json=True, text=str)
@@ -32,7 +32,7 @@ def doctor(*, json: Json = False) -> int:
 
 def version(*, json: Json = False) -> None:
     """Print the versions that matter in a bug report."""
-    from deploy import environment
+    from paddlewheel.deploy.checks import doctor
 
-    versions = {"python": sys.version.split()[0], **environment.versions()}
+    versions = {"python": sys.version.split()[0], **doctor.versions()}
     answer(versions, json=json, text=lambda: "\n".join(f"{name} {found}" for name, found in versions.items()))

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from deploy.cli.arguments import Checkpoint, Json, Model, Overrides, answer, say
+from paddlewheel.deploy.cli.arguments import Checkpoint, Json, Model, Overrides, answer, say
 
 if TYPE_CHECKING:
-    from trainer.export import Exported
+    from paddlewheel.trainer.serving.export import Exported
 
 
 def export(
@@ -32,11 +32,11 @@ def export(
 
     Nothing of paddlewheel is needed to use it: README.md in the folder says how, export.json says everything else.
     """
-    from trainer.processor import prepare_for_paddle
+    from paddlewheel.trainer.agent.paddle_environment import prepare_for_paddle
 
     prepare_for_paddle()
-    from deploy.cli.arguments import find_model
-    from trainer.export import export_model
+    from paddlewheel.deploy.cli.arguments import find_model
+    from paddlewheel.trainer.serving.export import export_model
 
     with find_model(model, checkpoint, overrides) as (job, trained), _Phases(quiet=json) as phases:
         done = export_model(job, trained, to, dtype=dtype, onnx=onnx, compare=compare, on_phase=phases.begin)

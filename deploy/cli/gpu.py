@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from deploy.cli.arguments import JobFile, Json, Overrides, answer
+from paddlewheel.deploy.cli.arguments import JobFile, Json, Overrides, answer
 
 app = App(name="gpu", help="Build the kernels for this machine's GPUs; check that they compute the right numbers.")
 
@@ -21,10 +21,10 @@ def build(
     json: Json = False,
 ) -> None:
     """Compile the kernels with nvcc (half a minute). Once on each machine, and after an update of paddlewheel."""
-    from trainer.gpu import native
+    from paddlewheel.trainer.kernels.gpu import library
 
-    path = native.build(arch)
-    shown = sorted(set(arch) or {gpu.capability for gpu in native.gpus()})
+    path = library.build(arch)
+    shown = sorted(set(arch) or {gpu.capability for gpu in library.gpus()})
     answer({"library": str(path), "architectures": shown}, json=json, text=lambda: f"built {path} for {shown}")
 
 
@@ -34,8 +34,8 @@ def check(job: JobFile, *, overrides: Overrides = (), json: Json = False) -> Non
 
     A trainer does the same before its first step.
     """
-    from trainer.config import JobConfig
-    from trainer.gpu.selfcheck import check_all
+    from paddlewheel.trainer.dense.gpu_self_check import check_all
+    from paddlewheel.trainer.job.config import JobConfig
 
     found: list[dict[str, Any]] = check_all(JobConfig.load(job, (*overrides, "train.device=gpu")))
     answer(

@@ -4,7 +4,7 @@ import json as json_module
 
 from cyclopts import App
 
-from deploy.cli.arguments import JobFile, Json, Overrides, answer
+from paddlewheel.deploy.cli.arguments import JobFile, Json, Overrides, answer
 
 app = App(name="job", help="Look at a job file: its keys, its values, whether it can run.")
 
@@ -12,7 +12,7 @@ app = App(name="job", help="Look at a job file: its keys, its values, whether it
 @app.command
 def schema() -> None:
     """Print the JSON schema of a job file, with the meaning and unit of every key, for editors and people."""
-    from trainer.config import JobConfig
+    from paddlewheel.trainer.job.config import JobConfig
 
     print(json_module.dumps(JobConfig.model_json_schema(), indent=2, ensure_ascii=False))
 
@@ -20,7 +20,7 @@ def schema() -> None:
 @app.command
 def show(job: JobFile, *, overrides: Overrides = (), json: Json = False) -> None:
     """Print a job with every key spelled out: what is in the file, `--set`, and the defaults."""
-    from trainer.config import JobConfig
+    from paddlewheel.trainer.job.config import JobConfig
 
     config = JobConfig.load(job, overrides)
     answer(config.model_dump(mode="json"), json=json, text=lambda: config.to_yaml().rstrip())
@@ -29,8 +29,8 @@ def show(job: JobFile, *, overrides: Overrides = (), json: Json = False) -> None
 @app.command
 def check(job: JobFile, *, overrides: Overrides = (), json: Json = False) -> None:
     """Say whether a job can run here: the file, the environment, the data and its first rows, the ports it names."""
-    from deploy import preflight
-    from trainer.config import JobConfig
+    from paddlewheel.deploy.checks import preflight
+    from paddlewheel.trainer.job.config import JobConfig
 
     config = JobConfig.load(job, overrides)
     found = preflight.check(config)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
-from deploy.cli.arguments import JobFile, Json, OptionError, Overrides, Threads, answer, say
+from paddlewheel.deploy.cli.arguments import JobFile, Json, OptionError, Overrides, Threads, answer, say
 
 
 def parity(
@@ -30,8 +30,8 @@ def parity(
 
     Trainers share the job's batch, so that a step sees as many rows in every variant.
     """
-    from trainer.config import JobConfig
-    from trainer.parity import lab
+    from paddlewheel.deploy.bench.parity import lab
+    from paddlewheel.trainer.job.config import JobConfig
 
     config = JobConfig.load(job, overrides)
     chosen = [lab.Variant.parse(text) for text in variants or lab.DEFAULT_VARIANTS]
@@ -73,8 +73,8 @@ def peers(
 
     Both are judged at their best epoch of as many as the job has.
     """
-    from trainer.config import JobConfig
-    from trainer.parity import peers as lab
+    from paddlewheel.deploy.bench.parity import peers as lab
+    from paddlewheel.trainer.job.config import JobConfig
 
     config = JobConfig.load(job, overrides)
     if len(peer_rates) not in {1, len(models)}:

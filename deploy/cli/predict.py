@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from deploy.cli.arguments import Checkpoint, Json, Model, Overrides, answer, check_host_and_port
+from paddlewheel.deploy.cli.arguments import Checkpoint, Json, Model, Overrides, answer, check_host_and_port
 
 if TYPE_CHECKING:
-    from trainer.config import JobConfig
-    from trainer.predict import Prediction
-    from trainer.trained import TrainedModel
+    from paddlewheel.trainer.checkpoint.trained_model import TrainedModel
+    from paddlewheel.trainer.job.config import JobConfig
+    from paddlewheel.trainer.serving.predict import Prediction
 
 
 def predict(
@@ -64,12 +64,12 @@ def predict(
     """
     import time
 
-    from trainer.processor import prepare_for_paddle
+    from paddlewheel.trainer.agent.paddle_environment import prepare_for_paddle
 
     prepare_for_paddle()
-    from deploy.cli.arguments import find_model
-    from trainer.predict import PredictError, Request
-    from trainer.predict import predict as score
+    from paddlewheel.deploy.cli.arguments import find_model
+    from paddlewheel.trainer.serving.predict import PredictError, Request
+    from paddlewheel.trainer.serving.predict import predict as score
 
     if (model is None) == (export is None):
         raise PredictError("give either a job file or a checkpoint, or --export DIRECTORY")
@@ -81,8 +81,8 @@ def predict(
     with ExitStack() as resources:
         place = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="paddlewheel-predict-")))
         if export is not None:
-            from trainer.export import ExportedModel, settings_of
-            from trainer.trained import open_model
+            from paddlewheel.trainer.checkpoint.trained_model import open_model
+            from paddlewheel.trainer.serving.export import ExportedModel, settings_of
 
             settings = settings_of(export, overrides)
             request = Request.check(settings, data, columns, to, trained=open_model(export))
@@ -103,14 +103,14 @@ def _from_checkpoint(
     job: "JobConfig", trained: "TrainedModel", coordinator: str | None, place: Path, resources: ExitStack
 ) -> tuple[Any, Any]:
     """Program and client: of running servers, or of some that are started and filled."""
-    from pserver import requirements
-    from pserver.client import Client
-    from pserver.local import local_servers
-    from trainer import checkpoint as checkpoints
-    from trainer.export import restored_program
-    from trainer.placement import cpu_operators
-    from trainer.predict import PredictError, check_servers
-    from trainer.running import check_no_boundaries, find
+    from paddlewheel.pserver import requirements
+    from paddlewheel.pserver.client import Client
+    from paddlewheel.pserver.local import local_servers
+    from paddlewheel.trainer.checkpoint import manifest as checkpoints
+    from paddlewheel.trainer.dense.backend import cpu_operators
+    from paddlewheel.trainer.serving.export import restored_program
+    from paddlewheel.trainer.serving.predict import PredictError, check_servers
+    from paddlewheel.trainer.serving.running_job import check_no_boundaries, find
 
     if trained.is_export:
         raise PredictError(f"{trained.path} is an export: give it with --export")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from deploy.cli.arguments import Json, answer
-from deploy.cli.data import Rows
+from paddlewheel.deploy.cli.arguments import Json, answer
+from paddlewheel.deploy.cli.data import Rows
 
 
 def recovery(
@@ -27,13 +27,13 @@ def recovery(
     """Kill a server of a real job after a checkpoint, and measure: seconds to notice, seconds until it trains again,
     rows trained twice, seconds and MB/s of the checkpoint; with a projection to a billion keys.
     """
-    from deploy import drill
+    from paddlewheel.deploy.bench import recovery
 
-    costs = [drill.drill(number, seed=seed, width=width, num_servers=servers) for number in keys]
-    found = drill.to_json(costs)
+    costs = [recovery.drill(number, seed=seed, width=width, num_servers=servers) for number in keys]
+    found = recovery.to_json(costs)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "recovery.json").write_text(json_module.dumps(found, indent=1) + "\n", encoding="utf-8")
-        (out / "recovery.md").write_text("\n".join(drill.table(costs)) + "\n", encoding="utf-8")
-        drill.plot(costs, out / "recovery.png")
-    answer(found, json=json, text=lambda: "\n".join(drill.table(costs)))
+        (out / "recovery.md").write_text("\n".join(recovery.table(costs)) + "\n", encoding="utf-8")
+        recovery.plot(costs, out / "recovery.png")
+    answer(found, json=json, text=lambda: "\n".join(recovery.table(costs)))

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from deploy.cli.arguments import Json, answer
+from paddlewheel.deploy.cli.arguments import Json, answer
 
 if TYPE_CHECKING:
-    from trainer.coordinator.history import DayStory, IncarnationStory, Report
+    from paddlewheel.trainer.coordinator.run_report import DayStory, IncarnationStory, Report
 
 EXIT_FIX_JOB = 64
 
@@ -25,15 +25,15 @@ def report(
     Exit code 0 when no row was trained twice or left out; 64 when some were, or when the journal cannot prove it
     (`verdict` in the JSON tells which).
     """
-    from trainer.coordinator import history
+    from paddlewheel.trainer.coordinator import run_report
 
-    found = history.report(run_dir)
+    found = run_report.report(run_dir)
     answer(found.to_json(), json=json, text=lambda: "\n".join(_lines(found)))
     return 0 if found.exact else EXIT_FIX_JOB
 
 
 def _lines(found: "Report") -> Iterator[str]:
-    from deploy.display import duration
+    from paddlewheel.deploy.launch.display import duration
 
     if found.warm_start is not None:
         taken = [f"table {mine} ({table['keys']:,} keys)" for mine, table in found.warm_start["tables"].items()]
@@ -84,7 +84,7 @@ def _lines(found: "Report") -> Iterator[str]:
 
 
 def _day(story: "DayStory") -> Iterator[str]:
-    from deploy.display import duration
+    from paddlewheel.deploy.launch.display import duration
 
     if story.day:
         scores = story.validation or {}
@@ -100,7 +100,7 @@ def _day(story: "DayStory") -> Iterator[str]:
 
 
 def _incarnation(story: "IncarnationStory") -> Iterator[str]:
-    from deploy.display import duration
+    from paddlewheel.deploy.launch.display import duration
 
     begin = f"from step {story.restored}" if story.restored is not None else "from nothing"
     roles = f"{story.num_servers} servers, {story.num_trainers} trainers"

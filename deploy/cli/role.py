@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter, validators
 
-from deploy.cli.arguments import JobFile, Overrides, check_host_and_port
+from paddlewheel.deploy.cli.arguments import JobFile, Overrides, check_host_and_port
 
 app = App(name="role", help="Run one role of a job: what a container or another machine starts.")
 
@@ -55,7 +55,7 @@ class AgentArguments:
 
     def run(self, role: str) -> int:
         """Runs the agent until the job is over; its exit code."""
-        from trainer.agent import main
+        from paddlewheel.trainer.agent.agent import main
 
         arguments = ["--role", role]
         for name, value in vars(self).items():
@@ -85,10 +85,10 @@ def coordinator(
 
     With --metrics it also serves the status page there.
     """
-    from deploy.planning import plan_of
-    from trainer.config import JobConfig
-    from trainer.coordinator.service import serve
-    from trainer.logs import configure_logs
+    from paddlewheel.deploy.launch.plan import plan_of
+    from paddlewheel.trainer.coordinator.service import serve
+    from paddlewheel.trainer.job.config import JobConfig
+    from paddlewheel.trainer.telemetry.logs import configure_logs
 
     plan = plan_of(JobConfig.load(job, overrides), mode, restore=restore)
     told = {"http_address": metrics, "targets": str(targets) if targets else None, "restore_once": True}

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from deploy.cli.arguments import Json, answer, check_host_and_port
+from paddlewheel.deploy.cli.arguments import Json, answer, check_host_and_port
 
 if TYPE_CHECKING:
-    from trainer.coordinator import coordinator_pb2 as pb
+    from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 
 _ANSWER_SECONDS = 5.0
 
@@ -44,9 +44,9 @@ async def _show(address: str, *, json: bool) -> int:
     import grpc
     from google.protobuf.json_format import MessageToDict
 
-    from trainer.coordinator import coordinator_pb2 as pb
-    from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
-    from trainer.coordinator.security import Security
+    from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+    from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+    from paddlewheel.trainer.coordinator.security import Security
 
     security = Security.from_environment()
     async with security.channel(address) as channel:
@@ -69,10 +69,10 @@ async def _show(address: str, *, json: bool) -> int:
 async def _watch(address: str) -> int:
     import grpc
 
-    from deploy.display import choose_display
-    from trainer.coordinator import coordinator_pb2 as pb
-    from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
-    from trainer.coordinator.security import Security
+    from paddlewheel.deploy.launch.display import choose_display
+    from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+    from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+    from paddlewheel.trainer.coordinator.security import Security
 
     security = Security.from_environment()
     display = None
@@ -105,8 +105,8 @@ def _unreachable(address: str, error: Any) -> NoCoordinatorError:
 
 
 def _lines(found: "pb.JobStatus") -> Iterator[str]:
-    from deploy.display import duration, progress_of
-    from trainer.coordinator import coordinator_pb2 as pb
+    from paddlewheel.deploy.launch.display import duration, progress_of
+    from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 
     attempt = f", incarnation {found.incarnation}" if found.incarnation > 1 else ""
     yield f"{found.name} ({found.mode}): {found.phase} for {duration(found.elapsed_seconds)}{attempt}"

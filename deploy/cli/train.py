@@ -1,17 +1,16 @@
 """``paddlewheel train`` and ``paddlewheel evaluate``: a whole job on this machine."""
 
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from deploy.cli.arguments import AnswerLostError, JobFile, Json, Overrides, answer, check_same, say
+from paddlewheel.deploy.cli.arguments import AnswerLostError, JobFile, Json, Overrides, answer, check_same, say
 
 if TYPE_CHECKING:
-    from deploy.hosts import HostsConfig
-    from trainer.config import JobConfig
+    from paddlewheel.deploy.launch.hosts import HostsConfig
+    from paddlewheel.trainer.job.config import JobConfig
 
 
 def train(
@@ -43,7 +42,7 @@ def train(
     Everything that the job needs is checked before anything starts. A run that was interrupted goes on from its newest
     checkpoint; one that is trained already is not trained again. Ctrl-C saves a checkpoint and stops in order.
     """
-    from trainer.config import JobConfig
+    from paddlewheel.trainer.job.config import JobConfig
 
     if resume and fresh:
         raise ResumeChoiceError("give --resume or --fresh, not both")
@@ -55,8 +54,8 @@ def train(
     config = JobConfig.load(job, overrides)
     placed = None
     if hosts is not None:
-        from deploy.hosts import HostsConfig
-        from deploy.hosts import print_commands as commands_of
+        from paddlewheel.deploy.launch.hosts import HostsConfig
+        from paddlewheel.deploy.launch.hosts import print_commands as commands_of
 
         placed = HostsConfig.load(hosts, config)
         if print_commands:
@@ -79,10 +78,10 @@ def evaluate(
     json: Json = False,
 ) -> int:
     """Evaluate a checkpoint of a job on `data.eval`: AUC, logloss and calibration over all trainers."""
-    from trainer.checkpoint import CheckpointError
-    from trainer.checkpoints import open_address, open_checkpoints
-    from trainer.config import JobConfig
-    from trainer.trained import inputs_of
+    from paddlewheel.trainer.checkpoint.folder_store import open_address, open_checkpoints
+    from paddlewheel.trainer.checkpoint.manifest import CheckpointError
+    from paddlewheel.trainer.checkpoint.trained_model import inputs_of
+    from paddlewheel.trainer.job.config import JobConfig
 
     config = JobConfig.load(job, overrides)
     kept = open_checkpoints(config.checkpoint_location)
@@ -114,8 +113,8 @@ def _run(
     hosts: "HostsConfig | None" = None,
     json: bool,
 ) -> int:
-    from deploy import preflight
-    from deploy.launcher import run_local
+    from paddlewheel.deploy.checks import preflight
+    from paddlewheel.deploy.launch.launcher import run_local
 
     found = preflight.check(job, mode, here=hosts is None, restore=restore, resume=resume)
     for warning in found.warnings:

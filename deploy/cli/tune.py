@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
-from deploy.cli.arguments import JobFile, Json, Overrides, answer, say
+from paddlewheel.deploy.cli.arguments import JobFile, Json, Overrides, answer, say
 
 Metric = Literal[
     "auc",
@@ -40,8 +40,8 @@ def tune(
 
     The best value is chosen on the evaluation rows, so it flatters: judge the best job on rows of their own.
     """
-    from trainer import tuning
-    from trainer.parity.lab import Variant
+    from paddlewheel.deploy.bench import tuning
+    from paddlewheel.deploy.bench.parity.lab import Variant
 
     search = tuning.Search(job, overrides, tuning.load_space(space), metric, Variant.parse(run_as), seeds)
     study = tuning.run(search, trials, out, say)

@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from trainer.coordinator.security import Security
+from paddlewheel.trainer.coordinator.security import Security
 
 _COORDINATOR = "127.0.0.1:7070"
 _SECONDS = 2.0

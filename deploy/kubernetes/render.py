@@ -17,11 +17,12 @@ from typing import Any
 
 import yaml
 
-from deploy.kubernetes.options import DATA_PATH, RUNS_PATH, KubernetesOptions
-from deploy.sizing import Sizing, size
-from trainer.config import ConfigError, JobConfig, Problem, check_server_folders
-from trainer.process import EXIT_FIX_JOB, EXIT_INTERRUPTED, EXIT_TERMINATED
-from trainer.processor import COMPUTE_THREADS
+from paddlewheel.deploy.checks.sizing import Sizing, size
+from paddlewheel.deploy.kubernetes.options import DATA_PATH, RUNS_PATH, KubernetesOptions
+from paddlewheel.trainer.agent.paddle_environment import COMPUTE_THREADS
+from paddlewheel.trainer.job.config import JobConfig, check_server_folders
+from paddlewheel.trainer.job.errors import ConfigError, Problem
+from paddlewheel.trainer.job.exit_codes import EXIT_FIX_JOB, EXIT_INTERRUPTED, EXIT_TERMINATED
 
 Object = dict[str, Any]
 
@@ -499,7 +500,9 @@ class _Renderer:
         return self._object("monitoring.coreos.com/v1", "PodMonitor", self._name, spec=spec)
 
     def _prometheus_rule(self) -> Object:
-        rules = yaml.safe_load((resources.files("deploy.monitoring") / "rules.yaml").read_text(encoding="utf-8"))
+        rules = yaml.safe_load(
+            (resources.files("paddlewheel.deploy.monitoring") / "rules.yaml").read_text(encoding="utf-8")
+        )
         # The same for every job, so all jobs of a namespace share one.
         found = self._object("monitoring.coreos.com/v1", "PrometheusRule", "paddlewheel", spec=rules)
         del found["metadata"]["labels"]["paddlewheel.dev/job"]

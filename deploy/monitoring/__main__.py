@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from deploy.monitoring.catalogue_page import render
-from deploy.monitoring.dashboards import DASHBOARDS, to_grafana
+from paddlewheel.deploy.monitoring.catalogue_page import render
+from paddlewheel.deploy.monitoring.dashboards import DASHBOARDS, to_grafana
 
 FOLDER = Path(__file__).parent
 

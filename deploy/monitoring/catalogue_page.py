@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.telemetry.catalogue import (
+from paddlewheel.trainer.telemetry.catalogue import (
     CATALOGUE,
     COMMON_LABELS,
     MAX_OPEN_VALUES,

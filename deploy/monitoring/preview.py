@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.monitoring.dashboards import DASHBOARDS, Dashboard, Panel
+from paddlewheel.deploy.monitoring.dashboards import DASHBOARDS, Dashboard, Panel
 
 _COLOURS = ("#3b82c4", "#e0862b", "#2b9a66", "#8e4ec6", "#c2344b", "#6b7280", "#0f766e", "#b45309")
 _NUM_STEPS = 120

@@ -25,11 +25,11 @@ from typing import Any
 
 import psutil
 
-from data_pipeline import synthetic
+from paddlewheel.data_pipeline import synthetic
+from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.coordinator import run_report
 from tests.chaos import oracle
 from tests.chaos.driver import NUM_ROWS, ChaosJob, job_file
-from trainer import checkpoint
-from trainer.coordinator import history
 
 _SIGNALS = (
     signal.SIGKILL,
@@ -158,7 +158,7 @@ class Run:
             self._harm_checkpoint()
 
     def _harm_checkpoint(self) -> None:
-        newest = checkpoint.latest(self.folder / "run" / "checkpoints")
+        newest = manifest.latest(self.folder / "run" / "checkpoints")
         with contextlib.suppress(FileNotFoundError):  # it is pruned, or put aside, at this moment
             files = (
                 sorted(path for path in newest.rglob("*") if path.is_file() and path.stat().st_size) if newest else []
@@ -175,17 +175,17 @@ class Run:
                     _flip(file, path.stat().st_size, self.random)
 
     def _check(self, job: ChaosJob) -> dict[str, Any]:
-        newest = checkpoint.latest(job.run_dir / "checkpoints")
+        newest = manifest.latest(job.run_dir / "checkpoints")
         assert newest is not None
         try:
-            checkpoint.read(newest)
-        except checkpoint.CheckpointError:
+            manifest.read(newest)
+        except manifest.CheckpointError:
             assert newest == self.harmed  # after the job's last commit
             return {"keys": 0, "verdict": "the last checkpoint was damaged at the end"}
         keys = oracle.check(newest, job.raw)
         try:
-            report = history.report(job.run_dir)
-        except history.NoHistoryError:
+            report = run_report.report(job.run_dir)
+        except run_report.NoHistoryError:
             assert not self.journal_is_whole
             return {"keys": keys, "verdict": "no journal"}
         allowed = {"exact"} if self.journal_is_whole else {"exact", "not proven"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from data_pipeline import synthetic
+from paddlewheel.data_pipeline import synthetic
 from tests.chaos.driver import NUM_ROWS, ChaosJob, check_run, job_file
 
 

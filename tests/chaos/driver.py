@@ -17,13 +17,13 @@ import grpc
 import psutil
 import yaml
 
+from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
+from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+from paddlewheel.trainer.coordinator import run_report
+from paddlewheel.trainer.coordinator.resume import read_journal
+from paddlewheel.trainer.coordinator.security import CHANNEL_OPTIONS
 from tests.chaos import oracle
-from trainer.checkpoints import open_checkpoints
-from trainer.coordinator import coordinator_pb2 as pb
-from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
-from trainer.coordinator import history
-from trainer.coordinator.resume import read_journal
-from trainer.coordinator.security import CHANNEL_OPTIONS
 
 ROOT = Path(__file__).parents[2]
 NUM_ROWS = 40_000
@@ -85,7 +85,7 @@ class ChaosJob:
         self.random = random.Random(seed)
         self.started = time.monotonic()
         self.hit_at = 0.0
-        command = [*prefix, sys.executable, "-m", "deploy.cli", "train", str(job), "--json", *arguments]
+        command = [*prefix, sys.executable, "-m", "paddlewheel.deploy.cli", "train", str(job), "--json", *arguments]
         self._log = (job.parent / f"launcher-{time.monotonic_ns()}.log").open("w+")
         self.process = subprocess.Popen(
             command,
@@ -172,7 +172,7 @@ class ChaosJob:
 
     def coordinator_pid(self) -> int:
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(p.pid for p in children if "trainer.coordinator" in p.cmdline())
+        return next(p.pid for p in children if "paddlewheel.trainer.coordinator" in p.cmdline())
 
     def hit(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
         """Sends the signal and remembers when."""
@@ -209,7 +209,7 @@ class ChaosJob:
 
 def check_run(
     job: ChaosJob, outcome: dict[str, Any], undisturbed_auc: float | None, directory: Path | str | None = None
-) -> history.Report:
+) -> run_report.Report:
     """The promises that hold after any disturbance."""
     report = check_folder(job.run_dir, directory or job.run_dir / "checkpoints", job.raw["train"]["epochs"])
     if not any("lifecycle" in table for table in job.raw["tables"].values()):  # else shows decay
@@ -223,9 +223,9 @@ def check_run(
     return report
 
 
-def check_folder(run_dir: Path, directory: Path | str, epochs: int) -> history.Report:
+def check_folder(run_dir: Path, directory: Path | str, epochs: int) -> run_report.Report:
     """The journal proves that each row was trained once; the newest checkpoint is whole and the last of the line."""
-    report = history.report(run_dir)
+    report = run_report.report(run_dir)
     assert report.exact, report
     assert [proof.num_rows for proof in report.epochs] == [round(NUM_ROWS * _TRAIN_SHARE)] * epochs
     assert all(proof.is_exact for proof in report.epochs), report

@@ -1,7 +1,7 @@
 """What the final model must have seen, counted without any of paddlewheel's code: not its reader, not its ledger.
 
 Shows and clicks of every key in the newest checkpoint's text, against counts made from the Parquet files with keys as
-trainer/EXPORT.md says. A row that was lost, repeated or pushed twice changes them, whatever the journal tells.
+trainer/serving/EXPORT.md says. A row that was lost, repeated or pushed twice changes them, whatever the journal tells.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from tests.reference_keys import key
+from tests.support.reference_keys import key
 
 Counts = dict[int, tuple[float, float]]
 """Shows and clicks by key."""

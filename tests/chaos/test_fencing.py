@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import yaml
 
-from pserver import checkpoint as tables
-from pserver import probe
-from pserver.client import Client
-from pserver.config import TableConfig
-from pserver.errors import ServerError
+from paddlewheel.pserver import admin
+from paddlewheel.pserver import saved_tables as tables
+from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.config import TableConfig
+from paddlewheel.pserver.errors import ServerError
+from paddlewheel.trainer.checkpoint import manifest
 from tests.chaos.driver import ChaosJob, check_run
 from tests.chaos.test_losses import note
-from tests.ports import free_port
-from trainer import checkpoint
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -68,7 +68,7 @@ def test_a_stale_trainer_changes_nothing(start_job: Callable[..., ChaosJob], und
     job.random_moment()
     config = TableConfig(**yaml.safe_load((job.run_dir.parent / "job.yaml").read_text())["tables"]["default"])
     endpoints = [f"127.0.0.1:{port}" for port in ports]
-    identities = [probe.identity("127.0.0.1", port) for port in ports]
+    identities = [admin.identity("127.0.0.1", port) for port in ports]
     with Client({"default": config}, endpoints, seed=5, identities=identities) as client:
         stale = StaleTrainer(client)
         with stale.at_work():
@@ -83,9 +83,9 @@ def test_a_stale_trainer_changes_nothing(start_job: Callable[..., ChaosJob], und
     assert max(stale.applied_at) < again_at
     tried = np.concatenate(stale.new_keys)
     assert len(tried) > 1000, "it went on trying"
-    newest = checkpoint.latest(job.run_dir / "checkpoints")
+    newest = manifest.latest(job.run_dir / "checkpoints")
     assert newest is not None
-    saved = tables.open_table(checkpoint.read(newest).sparse / "default")
+    saved = tables.open_table(manifest.read(newest).sparse / "default")
     kept = np.concatenate([rows.keys_N for rows in tables.read_rows(saved)])
     assert not np.isin(tried, kept).any()
     note("stale_trainer", 81, job, report, outcome)

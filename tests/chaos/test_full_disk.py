@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pserver.checkpoint import open_table, read_rows
+from paddlewheel.pserver.saved_tables import open_table, read_rows
+from paddlewheel.trainer.checkpoint import manifest
 from tests.chaos.driver import ChaosJob, check_run
 from tests.chaos.test_losses import note
-from trainer import checkpoint
 
 pytestmark = [pytest.mark.needs("user namespaces", "nsenter"), pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -91,7 +91,7 @@ def test_a_day_boundary_that_cannot_be_saved_is_carried_out_later(
     report = check_run(job, outcome, None, Path(f"{directory}.saved"))
     assert any("checkpoint at a day boundary" in story.cause for story in report.incarnations), report.incarnations
     assert [story.rows // 20_000 for story in report.days] == [1, 2, 3, 4]
-    newest = checkpoint.latest(Path(f"{directory}.saved"))
+    newest = manifest.latest(Path(f"{directory}.saved"))
     assert newest is not None
     shows = sum(float(rows.shows_N.sum()) for rows in read_rows(open_table(newest / "sparse" / "default")))
     # of single-valued features alone it would be four a row; tags add some

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.coordinator import run_report
 from tests.chaos.driver import AUC_TOLERANCE, ChaosJob, check_run
-from trainer import checkpoint
-from trainer.coordinator import history
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -142,7 +142,7 @@ BLOWS = [
 ]
 
 
-def note(name: str, seed: int, job: ChaosJob, report: history.Report, outcome: dict[str, object]) -> None:
+def note(name: str, seed: int, job: ChaosJob, report: run_report.Report, outcome: dict[str, object]) -> None:
     path = os.environ.get("PADDLEWHEEL_CHAOS_LOG")
     if path:
         line = {
@@ -192,7 +192,7 @@ def test_sigterm_saves_and_the_next_run_goes_on(start_job: StartJob, undisturbed
     first.process.terminate()
     stopped = first.finish(143)
     assert "SIGTERM" in stopped["cause"]
-    before = history.report(first.run_dir)
+    before = run_report.report(first.run_dir)
     assert before.exact
     assert before.steps[-1] >= 20
     second = start_job(32, cluster={"servers": 3, "trainers": 1})
@@ -259,7 +259,7 @@ def test_a_flipped_byte_is_found_and_the_checkpoint_before_it_is_used(
     first.wait_for_commits(2)
     first.process.kill()
     first.process.wait()
-    newest = checkpoint.latest(first.run_dir / "checkpoints")
+    newest = manifest.latest(first.run_dir / "checkpoints")
     assert newest is not None
     parts = sorted(path for path in newest.rglob("part-*") if path.stat().st_size)
     part = first.random.choice(parts)
@@ -290,9 +290,9 @@ def test_a_recovered_run_equals_an_undisturbed_one(start_job: StartJob, tmp_path
             job.hit(job.pid_of("pserver", 1, "child"))
         outcome = job.finish()
         report = check_run(job, outcome, None)
-        newest = checkpoint.latest(job.run_dir / "checkpoints")
+        newest = manifest.latest(job.run_dir / "checkpoints")
         assert newest is not None
-        dense.append(checkpoint.read(newest).dense())
+        dense.append(manifest.read(newest).dense())
     note("exact_recovery", 42, job, report, outcome)
     assert outcome["num_restarts"] == 1
     for name, before in dense[0].items():

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from paddlewheel.trainer.coordinator import run_report
+from paddlewheel.trainer.coordinator.resume import read_journal
 from tests.chaos.driver import EPOCHS, ROOT, check_folder, job_file
-from trainer.coordinator import history
-from trainer.coordinator.resume import read_journal
 
 pytestmark = [pytest.mark.needs("virtual cables"), pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -91,7 +91,17 @@ class Cluster:
         host, words = self.commands[name]
         with (self.run_dir / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                ["ip", "netns", "exec", self.hosts.names[host], sys.executable, "-m", "deploy.cli", "role", *words],
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    self.hosts.names[host],
+                    sys.executable,
+                    "-m",
+                    "paddlewheel.deploy.cli",
+                    "role",
+                    *words,
+                ],
                 env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -136,13 +146,13 @@ def cluster(click_data: Path, tmp_path: Path) -> Iterator[Cluster]:
     hosts.close()
 
 
-def finish(cluster: Cluster) -> history.Report:
+def finish(cluster: Cluster) -> run_report.Report:
     cluster.wait_until(lambda: not cluster.processes, "the end of all roles")
     assert set(cluster.codes.values()) == {0}, (cluster.codes, cluster.logs())
     return check_folder(cluster.run_dir, cluster.run_dir / "checkpoints", EPOCHS)
 
 
-def write_down(name: str, report: history.Report, detect_seconds: float) -> None:
+def write_down(name: str, report: run_report.Report, detect_seconds: float) -> None:
     if path := os.environ.get("PADDLEWHEEL_CHAOS_LOG"):
         line = {
             "scenario": name,

@@ -15,10 +15,10 @@ import psutil
 import pytest
 import yaml
 
+from paddlewheel.trainer.checkpoint.object_store import ObjectStore
 from tests.chaos.driver import AUC_TOLERANCE, ChaosJob, check_run
 from tests.chaos.test_losses import note
-from tests.object_stores import new_bucket, s3_server
-from trainer.object_store import ObjectStore
+from tests.support.object_stores import new_bucket, s3_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

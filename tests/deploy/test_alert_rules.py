@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.needs import require
-from trainer.telemetry.catalogue import BY_NAME, Kind
+from paddlewheel.trainer.telemetry.catalogue import BY_NAME, Kind
+from tests.support.needs import require
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "monitoring" / "rules.yaml"

@@ -10,16 +10,22 @@ import psutil
 import pytest
 import yaml
 
-from data_pipeline import synthetic
-from deploy.cli import run
-from deploy.sizing import size
-from pserver.client import Client
-from pserver.config import TableConfig
-from pserver.local import local_servers
-from pserver.sizing import SizingError, bytes_per_key, saved_bytes_per_key, server_memory_bytes, servers_needed
-from tests.unit.test_benchmark_tables import made_up_cases
-from trainer.benchmark.tables import Nodes, project
-from trainer.config import JobConfig
+from paddlewheel.data_pipeline import synthetic
+from paddlewheel.deploy.bench.speed.tables import Nodes, project
+from paddlewheel.deploy.checks.sizing import size
+from paddlewheel.deploy.cli import run
+from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.config import TableConfig
+from paddlewheel.pserver.local import local_servers
+from paddlewheel.pserver.sizing import (
+    SizingError,
+    bytes_per_key,
+    saved_bytes_per_key,
+    server_memory_bytes,
+    servers_needed,
+)
+from paddlewheel.trainer.job.config import JobConfig
+from tests.unit.deploy.bench.test_benchmark_tables import made_up_cases
 
 RULES = ["sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.cli import build_app
-from deploy.hosts import HostsConfig
-from deploy.kubernetes import KubernetesOptions, render
-from pserver.config import TableConfig
-from pserver.sizing import bytes_per_key
-from trainer.config import JobConfig
+from paddlewheel.deploy.cli import build_app
+from paddlewheel.deploy.kubernetes import KubernetesOptions, render
+from paddlewheel.deploy.launch.hosts import HostsConfig
+from paddlewheel.pserver.config import TableConfig
+from paddlewheel.pserver.sizing import bytes_per_key
+from paddlewheel.trainer.job.config import JobConfig
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tests.deploy.prometheus_server import free_port
+from tests.support.prometheus_server import free_port
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -96,7 +96,7 @@ def test_only_what_is_copied_reaches_the_engine() -> None:
     for source in sources:
         assert (ROOT / source).exists(), source
         assert not ignored(source), source
-    kept = ["trainer/agent.py", "deploy/monitoring/rules.yaml", "trainer/coordinator/static/page.js"]
+    kept = ["trainer/agent/agent.py", "deploy/monitoring/rules.yaml", "trainer/coordinator/static/page.js"]
     assert not any(map(ignored, kept))
     left_out = [
         ".git/config",
@@ -215,4 +215,6 @@ def test_sigterm_ends_a_role_that_is_in_a_container(moment: str, eventually: Cal
 
 def healthcheck(address: str) -> int:
     environment = {**os.environ, "PADDLEWHEEL_HEALTH": address}
-    return subprocess.run([sys.executable, "-m", "deploy.docker.healthcheck"], env=environment, check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "paddlewheel.deploy.docker.healthcheck"], env=environment, check=False
+    ).returncode

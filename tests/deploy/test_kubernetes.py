@@ -13,11 +13,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from deploy.kubernetes import KubernetesOptions, UnreachablePathError, render, to_yaml, write_folder
-from deploy.kubernetes.render import object_name
-from deploy.sizing import size
-from tests.needs import require
-from trainer.config import JobConfig
+from paddlewheel.deploy.checks.sizing import size
+from paddlewheel.deploy.kubernetes import KubernetesOptions, UnreachablePathError, render, to_yaml, write_folder
+from paddlewheel.deploy.kubernetes.render import object_name
+from paddlewheel.trainer.job.config import JobConfig
+from tests.support.needs import require
 
 VERSIONS = ("1.31", "1.34", "1.37")
 CUSTOM_KINDS = {"PodGroup", "PodMonitor", "PrometheusRule"}
@@ -158,7 +158,7 @@ def test_the_command_prints_what_kubectl_takes(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "deploy.cli",
+        "paddlewheel.deploy.cli",
         "deploy",
         "k8s",
         str(path),

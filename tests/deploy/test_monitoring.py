@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.monitoring.__main__ import FOLDER, generated
-from deploy.monitoring.dashboards import DASHBOARDS, Dashboard, to_grafana
-from trainer.coordinator.state import Phase
-from trainer.telemetry.catalogue import BY_NAME, JOB_PHASES, Kind
+from paddlewheel.deploy.monitoring.__main__ import FOLDER, generated
+from paddlewheel.deploy.monitoring.dashboards import DASHBOARDS, Dashboard, to_grafana
+from paddlewheel.trainer.coordinator.state_machine import Phase
+from paddlewheel.trainer.telemetry.catalogue import BY_NAME, JOB_PHASES, Kind
 
 
 @pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.deploy.networks import Host, Network, network
+from tests.support.networks import Host, Network, network
 
 pytestmark = [pytest.mark.needs("network namespaces"), pytest.mark.processes, pytest.mark.timeout(120)]
 

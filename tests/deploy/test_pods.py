@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_pipeline.synthetic import generate
-from deploy.kubernetes import KubernetesOptions, render
-from tests.deploy.networks import Network, network
-from tests.deploy.pods import Kubelet, mount_points, shared_folder
-from trainer.config import JobConfig
+from paddlewheel.data_pipeline.synthetic import generate
+from paddlewheel.deploy.kubernetes import KubernetesOptions, render
+from paddlewheel.trainer.job.config import JobConfig
+from tests.support.networks import Network, network
+from tests.support.pods import Kubelet, mount_points, shared_folder
 
 pytestmark = [
     pytest.mark.needs("network namespaces", "tini", "setpriv"),

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_pipeline.synthetic import generate
-from deploy.monitoring.dashboards import DASHBOARDS
-from deploy.monitoring.preview import Prometheus, render
-from tests.deploy.chromium import screenshot
-from tests.deploy.prometheus_server import prometheus_server
+from paddlewheel.data_pipeline.synthetic import generate
+from paddlewheel.deploy.monitoring.dashboards import DASHBOARDS
+from paddlewheel.deploy.monitoring.preview import Prometheus, render
+from tests.support.chromium import screenshot
+from tests.support.prometheus_server import prometheus_server
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,9 @@ def test_a_job_is_found_scraped_and_drawn(tmp_path: Path, eventually: Callable[.
     with prometheus_server(config, tmp_path) as (prometheus, _address):
         started = time.time()
         run = subprocess.Popen(
-            [sys.executable, "-m", "deploy.cli", "train", str(job)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            [sys.executable, "-m", "paddlewheel.deploy.cli", "train", str(job)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
         try:
             up = 'sum(up{job="paddlewheel"})'

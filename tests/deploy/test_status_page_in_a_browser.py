@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.chromium import dump_dom, screenshot
-from trainer.coordinator import coordinator_pb2 as pb
-from trainer.coordinator.page import StatusPage
-from trainer.telemetry import WebSecurity, WebServer
+from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.coordinator.page import StatusPage
+from paddlewheel.trainer.telemetry import WebSecurity, WebServer
+from tests.support.chromium import dump_dom, screenshot
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 PICTURES = os.environ.get("PADDLEWHEEL_TEST_PICTURES")

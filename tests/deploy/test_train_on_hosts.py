@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_pipeline.synthetic import generate
-from tests.deploy.networks import Network, network
+from paddlewheel.data_pipeline.synthetic import generate
+from tests.support.networks import Network, network
 
 pytestmark = [
     pytest.mark.needs("network namespaces"),
@@ -70,7 +70,7 @@ class Cluster:
             ],
         }
         (self.folder / "hosts.yaml").write_text(yaml.safe_dump(hosts))
-        command = [sys.executable, "-m", "deploy.cli", "train", str(self.folder / "job.yaml"), "--json"]
+        command = [sys.executable, "-m", "paddlewheel.deploy.cli", "train", str(self.folder / "job.yaml"), "--json"]
         self.run = self.net.hosts["head"].run(
             [*command, "--hosts", str(self.folder / "hosts.yaml"), *arguments],
             stdout=subprocess.PIPE,

@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.unit.test_gpu import error, one_table, program_of, values_of, zoo_calls
-from tests.unit.test_models import CASES, name_of
-from trainer.gpu import check, native
-from trainer.gpu.calls import BYTES, TILES, Buffer, Call, View, row_major
-from trainer.gpu.program import GpuProgram
+from paddlewheel.trainer.dense.gpu_program import GpuProgram
+from paddlewheel.trainer.kernels.gpu import library, self_check
+from paddlewheel.trainer.kernels.gpu.kernel_calls import BYTES, TILES, Buffer, Call, View, row_major
+from tests.unit.trainer.kernels.gpu.test_gpu_kernels import error, one_table, program_of, values_of, zoo_calls
+from tests.unit.trainer.models.test_models import CASES, name_of
 
 pytestmark = [pytest.mark.needs("gpu"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def device():
-    native.build()
-    made = native.Device(0)
+    library.build()
+    made = library.Device(0)
     yield made
     made.close()
 
@@ -40,8 +40,8 @@ def _on_this_gpu(device, monkeypatch):
 def test_every_kernel_computes_what_numpy_computes(device, seed):
     """On odd sizes and fresh random inputs, for all that the models need."""
     rng = np.random.default_rng(seed)
-    calls = check.distinct(list(zoo_calls(batch=int(rng.integers(1, 300)), keys=int(rng.integers(1, 200)))))
-    assert check.run(device, calls, rng) == []
+    calls = self_check.distinct(list(zoo_calls(batch=int(rng.integers(1, 300)), keys=int(rng.integers(1, 200)))))
+    assert self_check.run(device, calls, rng) == []
 
 
 @pytest.mark.parametrize("rows", [511, 5003])
@@ -55,10 +55,10 @@ def test_many_rows_with_few_ids(device, rows):
         for call in table_calls(width, low, rows, keys=29)
     ]
     kernels = {"fields_lookup", "fields_grad", "skinny", "skinny_grad", "bias_grad", "copy2d", "matmul"}
-    chosen = [call for call in check.distinct(calls) if call.kernel in kernels]
+    chosen = [call for call in self_check.distinct(calls) if call.kernel in kernels]
     assert {call.kernel for call in chosen} == kernels
     more = [call for call in calls if call.kernel in {"fields_lookup", "fields_grad"}]
-    assert check.run(device, [*chosen, *more], rng) == []
+    assert self_check.run(device, [*chosen, *more], rng) == []
 
 
 def test_ids_that_are_all_different_or_all_the_same(device):
@@ -68,14 +68,14 @@ def test_ids_that_are_all_different_or_all_the_same(device):
         calls = [c for c in table_calls(16, "bf16", 1300, keys) if c.kernel == "fields_grad"]
         assert len(calls) == 1
         both = [replace(calls[0], told={**calls[0].told, "tile": tile}) for tile in TILES]
-        assert check.run(device, both, rng) == []
+        assert self_check.run(device, both, rng) == []
 
 
 def table_calls(width, low, rows, keys):
     program = one_table("float32", width)
     shapes = {"dense": (rows, 2), "label": (rows, 1), "row_weight": (rows, 1)}
     shapes |= {"t/rows": (keys, width + 1), "t/single": (rows, 5)}
-    return check.calls_of(program.graphs["train"], shapes, low, tf32=True)[0]
+    return self_check.calls_of(program.graphs["train"], shapes, low, tf32=True)[0]
 
 
 def array(*shape):
@@ -98,7 +98,7 @@ def test_dot_products_of_any_number_of_vectors(device, vectors):
                 )
                 calls.append(Call("dot_pairs", (out,), (v, None)))
                 calls.append(Call("dot_pairs_grad", (array(rows, vectors, width),), (v, dout)))
-    assert check.run(device, calls, rng) == []
+    assert self_check.run(device, calls, rng) == []
 
 
 @pytest.mark.parametrize("width", [1, 3, 4, 6, 16, 31, 32, 33, 70])
@@ -113,7 +113,7 @@ def test_pairs_of_any_width(device, width):
         Call("fm_pairs_grad", (array(rows, fields, width),), (e, dout, None)),
         Call("fm_pairs_grad", (array(rows, fields, width),), (e, dout, add)),
     ]
-    assert check.run(device, calls, rng) == []
+    assert self_check.run(device, calls, rng) == []
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,11 @@ def test_every_model_is_the_same_on_cpu_and_gpu(case, precision, tolerance):
 
 def _paddlewheel(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.cli", *arguments], capture_output=True, text=True, timeout=500, check=False
+        [sys.executable, "-m", "paddlewheel.deploy.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.config import JobConfig
-from trainer.parity import single
+from paddlewheel.deploy.bench.parity import single
+from paddlewheel.trainer.job.config import JobConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -19,7 +19,7 @@ JOBS = Path(__file__).parents[2] / "jobs"
 
 def _paddlewheel(*arguments: str, cwd: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.cli", *arguments],
+        [sys.executable, "-m", "paddlewheel.deploy.cli", *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -112,7 +112,7 @@ def test_bfloat16_products_cost_no_accuracy(criteo: Path, criteo_float32: tuple[
 
 
 def test_movielens_din_reaches_its_yardstick(shared_data: Path, tmp_path: Path) -> None:
-    """The latest tenth of the ratings; what single seeds and plain PyTorch reach is in trainer/parity/README.md."""
+    """The latest tenth of the ratings; what single seeds and plain PyTorch reach is in deploy/bench/parity/README.md."""
     raw = shared_data / "movielens-100k"
     _paddlewheel("data", "prepare", "movielens", str(raw), "data/movielens", cwd=tmp_path)
     report = _train("movielens-din.yaml", [f"run_dir={tmp_path / 'run'}"], tmp_path)

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from data_pipeline import synthetic
-from deploy.cli import run
-from tests.unit.test_model_check import OWN_MODEL
+from paddlewheel.data_pipeline import synthetic
+from paddlewheel.deploy.cli import run
+from tests.unit.deploy.checks.test_model_check import OWN_MODEL
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def job(tmp_path: Path, clicks: Path, capsys: pytest.CaptureFixture[str], monkey
     def started(*_: Any, **__: Any) -> None:
         pytest.fail("the job was started")
 
-    monkeypatch.setattr("deploy.launcher.run_local", started)
+    monkeypatch.setattr("paddlewheel.deploy.launch.launcher.run_local", started)
     return Job(tmp_path, clicks, capsys)
 
 
@@ -188,7 +188,7 @@ AVX2 = 0x7  # what oneDNN says of a processor with neither AVX512-BF16 nor AMX
 
 @pytest.mark.parametrize("operators", ["auto", "native"])
 def test_bfloat16_on_a_processor_without_it(job: Job, monkeypatch: pytest.MonkeyPatch, operators: str) -> None:
-    monkeypatch.setattr("trainer.native._instructions", lambda: AVX2)
+    monkeypatch.setattr("paddlewheel.trainer.kernels.cpu._instructions", lambda: AVX2)
     job.raw["train"] = {"precision": "bfloat16", "operators": operators}
     assert_says(job.refusal(), "train.precision: bfloat16", "AVX512-BF16 or AMX", "Set train.precision to auto")
     path = job.folder / "job.yaml"
@@ -199,7 +199,7 @@ def test_bfloat16_on_a_processor_without_it(job: Job, monkeypatch: pytest.Monkey
 
 
 def test_operators_that_cannot_be_built(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.native._places", lambda: [job.folder / "none.so"])
+    monkeypatch.setattr("paddlewheel.trainer.kernels.cpu._places", lambda: [job.folder / "none.so"])
     monkeypatch.setenv("CXX", "no-such-compiler")
     job.raw["train"] = {"operators": "native"}
     assert_says(job.refusal(), "train.operators: native", "no C++ compiler", "apt-get install g++")
@@ -236,7 +236,7 @@ def test_check_says_the_same_without_training(job: Job, capsys: pytest.CaptureFi
     ids=["din", "own", "huge"],
 )
 def test_a_model_that_cannot_be_built(job: Job, model: dict[str, Any], words: list[str]) -> None:
-    job.raw["model"] = model  # tests/unit/test_model_check.py has the other ways
+    job.raw["model"] = model  # tests/unit/deploy/checks/test_model_check.py has the other ways
     assert_says(job.refusal(), "spoilt: 1 problem", *words)
 
 

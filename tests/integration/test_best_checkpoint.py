@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from data_pipeline import synthetic
-from tests.integration.command import Job
-from trainer import checkpoint
+from paddlewheel.data_pipeline import synthetic
+from paddlewheel.trainer.checkpoint import manifest
+from tests.support.command import Job
 
 pytestmark = pytest.mark.timeout(400)
 EVERY, EPOCHS = 30, 5
@@ -45,7 +45,9 @@ def undisturbed(data: dict, tmp_path_factory) -> dict:
 
 
 def _kill_the_trainer(process) -> None:
-    [child] = [p for p in psutil.Process(process.pid).children(recursive=True) if "trainer.child" in p.cmdline()]
+    [child] = [
+        p for p in psutil.Process(process.pid).children(recursive=True) if "paddlewheel.trainer.worker" in p.cmdline()
+    ]
     child.kill()
 
 
@@ -78,7 +80,7 @@ def test_the_best_checkpoint_survives(tmp_path: Path, data: dict, undisturbed: d
         psutil.wait_procs(family, timeout=30)
     output, errors = process.communicate(timeout=200)
     if how != "a trainer dies":
-        assert checkpoint.best(kept) is not None
+        assert manifest.best(kept) is not None
         code, outcome = job.run("train")
     else:
         code, outcome = process.returncode, json.loads(output)
@@ -94,11 +96,11 @@ def test_the_best_checkpoint_survives(tmp_path: Path, data: dict, undisturbed: d
     lowest = min(undisturbed["evaluations"], key=lambda e: e["logloss"])["step"]
     assert EVERY < lowest < steps[-1] / 2
     assert result["best"]["step"] == undisturbed["best"]["step"] == lowest
-    best = checkpoint.best(kept)
+    best = manifest.best(kept)
     assert best is not None
     assert best.name == f"step-{lowest}"
     assert result["best"]["checkpoint"] == str(best)
-    assert sorted(p.name for p in checkpoint.committed(kept)) == sorted({best.name, f"step-{steps[-1]}"})
+    assert sorted(p.name for p in manifest.committed(kept)) == sorted({best.name, f"step-{steps[-1]}"})
 
 
 @pytest.mark.slow

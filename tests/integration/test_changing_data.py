@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from deploy.cli import run
-from deploy.launcher import run_local
-from tests.integration.command import Job
-from trainer import checkpoint
-from trainer.config import JobConfig
-from trainer.coordinator import history
+from paddlewheel.deploy.cli import run
+from paddlewheel.deploy.launch.launcher import run_local
+from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.coordinator import run_report
+from paddlewheel.trainer.job.config import JobConfig
+from tests.support.command import Job
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.processes, pytest.mark.slow]
 
@@ -47,9 +47,9 @@ def test_a_day_of_another_kind_is_refused_and_its_remedy_meets_the_old_keys(tmp_
     job = Job(tmp_path, data, {**SETTINGS, "train": {"days": {}}})
     code, outcome = job.run("train", "--days", "2026-01-01")
     assert (code, outcome["result"]["keys"]) == (0, {"default": 60})
-    first = checkpoint.latest(tmp_path / "run/checkpoints")
+    first = manifest.latest(tmp_path / "run/checkpoints")
     assert first is not None
-    seen = checkpoint.read_manifest(first)["inputs_seen"]
+    seen = manifest.read_manifest(first)["inputs_seen"]
     assert [(kind["column"], kind["kind"], kind["type"]) for kind in seen["kinds"]] == [("user", "integer", "int64")]
 
     refused = [
@@ -89,7 +89,7 @@ def test_a_file_that_is_replaced_in_mid_run_ends_the_job_which_goes_on_when_it_i
     fresh = write(tmp_path / "fresh.parquet", pa.int64(), flipped=True)
     assert fresh.stat().st_size == paths[0].stat().st_size
     process = job.start("train")
-    eventually(lambda: checkpoint.latest(tmp_path / "run/checkpoints"), seconds=120)
+    eventually(lambda: manifest.latest(tmp_path / "run/checkpoints"), seconds=120)
     kept = tmp_path / "kept.parquet"
     paths[1].rename(kept)
     fresh.rename(paths[1])
@@ -100,9 +100,9 @@ def test_a_file_that_is_replaced_in_mid_run_ends_the_job_which_goes_on_when_it_i
     assert outcome["num_restarts"] == 0
     kept.rename(paths[1])
     paths[1].touch()  # when it was written does not matter to a new run
-    newest = checkpoint.latest(tmp_path / "run/checkpoints")
+    newest = manifest.latest(tmp_path / "run/checkpoints")
     assert newest is not None
-    epochs = checkpoint.read_cursor(newest)["position"]["epoch"] + 1
+    epochs = manifest.read_cursor(newest)["position"]["epoch"] + 1
     code, outcome = job.run("train", f"--set=train.epochs={epochs}", "--set=checkpoint.every_steps=10000")
     assert code == 0, outcome
-    assert history.report(tmp_path / "run").exact
+    assert run_report.report(tmp_path / "run").exact

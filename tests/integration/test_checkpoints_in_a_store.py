@@ -15,9 +15,9 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-from pserver.checkpoint import open_table, read_rows
-from tests.integration.command import Job
-from tests.object_stores import new_bucket, s3_server
+from paddlewheel.pserver.saved_tables import open_table, read_rows
+from tests.support.command import Job
+from tests.support.object_stores import new_bucket, s3_server
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -53,7 +53,11 @@ def job_of(folder: Path, bucket: str, **checkpoint: object) -> Job:
 
 def command(*arguments: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.cli", *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "paddlewheel.deploy.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     return done.returncode, done.stdout + done.stderr
 

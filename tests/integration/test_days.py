@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pserver import chain
-from pserver.checkpoint import open_table, read_rows
-from pserver.errors import CheckpointError
-from pserver.export import export_table, read_groups
-from tests.integration.command import Job
-from trainer import checkpoint
-from trainer.coordinator import history
-from trainer.coordinator.resume import read_journal
+from paddlewheel.pserver import delta_chain
+from paddlewheel.pserver.errors import CheckpointError
+from paddlewheel.pserver.export import export_table, read_groups
+from paddlewheel.pserver.saved_tables import open_table, read_rows
+from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.coordinator import run_report
+from paddlewheel.trainer.coordinator.resume import read_journal
+from tests.support.command import Job
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.processes]
 
@@ -103,7 +103,7 @@ def _expected(num_days: int) -> tuple[np.ndarray, list[int], list[int]]:
 
 
 def _saved_counts(run: Path) -> np.ndarray:
-    newest = checkpoint.latest(run / "checkpoints")
+    newest = manifest.latest(run / "checkpoints")
     assert newest is not None
     pairs = [
         (show, click)
@@ -116,7 +116,7 @@ def _saved_counts(run: Path) -> np.ndarray:
 def _assert_as_undisturbed(run: Path, num_days: int) -> None:
     counts, keys, evicted = _expected(num_days)
     np.testing.assert_allclose(_saved_counts(run), counts, rtol=1e-5)
-    report = history.report(run)
+    report = run_report.report(run)
     assert report.exact
     assert [proof.num_rows for proof in report.epochs] == [ROWS] * num_days
     assert list(report.day_names.values()) == DAYS[:num_days]
@@ -157,7 +157,9 @@ def test_days_are_trained_over_two_runs_and_published(tmp_path: Path, by_day: Pa
 
 
 def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "deploy.cli", *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-m", "paddlewheel.deploy.cli", *arguments], capture_output=True, text=True, timeout=60
+    )
 
 
 def _journal_before(folder: Path) -> list[dict]:
@@ -170,7 +172,7 @@ def _journal_before(folder: Path) -> list[dict]:
 def _check_chain(folder: Path) -> None:
     """Base and deltas make what a full export is; a chain with a link missing or in another's place is refused."""
     directory = folder / "run" / "published" / "default"
-    known = chain.links(directory)
+    known = delta_chain.links(directory)
     assert [(link.number, link.kind, link.day) for link in known] == [
         (number + 1, "base" if number in {0, 3} else "delta", day) for number, day in enumerate(DAYS)
     ]
@@ -180,12 +182,12 @@ def _check_chain(folder: Path) -> None:
     made = _command("chain", "follow", str(directory), "--to", str(folder / "newest"), "--json")
     assert json.loads(made.stdout)["content_id"] == known[-1].content_id
     positions = {
-        path: checkpoint.read_cursor(path)["position"] for path in checkpoint.committed(folder / "run/checkpoints")
+        path: manifest.read_cursor(path)["position"] for path in manifest.committed(folder / "run/checkpoints")
     }
     ends = [path for path, position in positions.items() if position["epoch"] and not position["done"]]
     for day, end in zip(DAYS, ends, strict=True):
         followed, full = folder / f"followed-{day}", folder / f"full-{day}"
-        chain.follow(directory, followed, day=day)
+        delta_chain.follow(directory, followed, day=day)
         export_table(open_table(end / "sparse" / "default"), full)
         here, there = (pa.concat_tables(list(read_groups(place))).sort_by("key") for place in (followed, full))
         for column in ("key", "first_order", "embedding"):
@@ -195,15 +197,15 @@ def _check_chain(folder: Path) -> None:
     hidden = directory / known[1].folder
     hidden.rename(folder / "away")
     with pytest.raises(CheckpointError, match="link 2 is missing"):
-        chain.follow(directory, folder / "never", day=DAYS[2])
+        delta_chain.follow(directory, folder / "never", day=DAYS[2])
     shutil.copytree(directory / known[2].folder, hidden)  # out of order: another delta in its place
     refused = _command("chain", "follow", str(directory), "--to", str(folder / "never"), "--day", DAYS[2])
     assert refused.returncode == 64
     with pytest.raises(CheckpointError, match="was renamed, or copied"):
-        chain.follow(directory, folder / "never", day=DAYS[2])
+        delta_chain.follow(directory, folder / "never", day=DAYS[2])
     shutil.rmtree(hidden)
     with pytest.raises(CheckpointError, match=r"no link of 2026-02-01: it has 000001-base-2026-01-01"):
-        chain.follow(directory, folder / "never", day="2026-02-01")
+        delta_chain.follow(directory, folder / "never", day="2026-02-01")
     assert not (folder / "never").exists()
 
 
@@ -236,7 +238,7 @@ def _kill_between_commit_and_boundary(process: subprocess.Popen, run: Path, step
     Once its draft is whole, it runs a millisecond at a time: the coordinator needs longer, from giving the checkpoint
     its name, to write its journal and answer the trainer.
     """
-    child = _wait(lambda: _child(process, "trainer.child"), process)
+    child = _wait(lambda: _child(process, "paddlewheel.trainer.worker"), process)
     directory, committed = run / "checkpoints", run / "checkpoints" / f"step-{step}"
     _wait(lambda: list(directory.glob(f".step-{step}-*")) or committed.exists(), process)
     child.send_signal(signal.SIGSTOP)
@@ -267,9 +269,9 @@ def test_a_boundary_is_neither_lost_nor_doubled_when_the_trainer_dies_around_it(
         assert records[0]["redone"]  # nobody had carried it out
         assert records[0]["day"] == DAYS[0]
         _wait((run / "checkpoints" / "step-16").exists, process)  # of the third day, after its boundary
-        _kill(process, "trainer.child")
+        _kill(process, "paddlewheel.trainer.worker")
         _wait((run / "checkpoints" / "step-24").exists, process)  # the fourth day's end
-        _kill(process, "pserver.child")
+        _kill(process, "paddlewheel.pserver.server_process")
         output, errors = process.communicate(timeout=200)
     finally:
         _end(process)
@@ -309,13 +311,13 @@ def test_boundaries_by_rows(tmp_path: Path) -> None:
     process = job.start("train")
     try:
         _wait(lambda: _told(run, "boundary", 2), process)
-        _kill(process, "trainer.child")
+        _kill(process, "paddlewheel.trainer.worker")
         output, errors = process.communicate(timeout=200)
     finally:
         _end(process)
     assert process.returncode == 0, errors[-3000:]
     assert json.loads(output)["result"]["rows"] == 3 * ROWS
-    report = history.report(run)
+    report = run_report.report(run)
     assert report.exact
     # Boundaries follow the first step that reaches 1000, 2000, ...; what was trained before is halved each time.
     positions = [story.rows for story in report.days]
@@ -392,9 +394,9 @@ def test_a_stopped_job_goes_on_in_the_middle_of_a_day(tmp_path: Path, by_day: Pa
             process.kill()
             process.communicate()
     assert process.returncode == 143, errors[-3000:]
-    newest = checkpoint.latest(run / "checkpoints")
+    newest = manifest.latest(run / "checkpoints")
     assert newest is not None
-    position = checkpoint.read_cursor(newest)["position"]
+    position = manifest.read_cursor(newest)["position"]
     assert position["done"], "it was stopped between two days: another moment tests nothing"
     done = _command("train", str(job.path), "--days", "2026-01-05")
     assert done.returncode == 64

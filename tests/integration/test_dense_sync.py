@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 _PROGRAM = """
 import json, os, sys

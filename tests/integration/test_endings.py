@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.integration.command import Job
-from trainer import checkpoint
+from paddlewheel.trainer.checkpoint import manifest
+from tests.support.command import Job
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -76,7 +76,7 @@ def test_bad_rows_at_the_end_and_scores_that_are_not_finite_do_not_keep_a_job_fr
     assert (found["rows"], found["rows_not_finite"]) == (1_999, 1)
     mean = sum(band["rows"] * band["prediction"] for band in found["bands"]) / found["rows"]
     assert mean == pytest.approx(rate, rel=0.01)
-    saved = checkpoint.read(checkpoint.latest(tmp_path / "run" / "checkpoints"))
+    saved = manifest.read(manifest.latest(tmp_path / "run" / "checkpoints"))
     assert saved.manifest["first_predictions"] == told
     assert saved.manifest["progress"]["rows"] == 5_500
 

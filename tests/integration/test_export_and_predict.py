@@ -18,22 +18,23 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-import deploy.cli
-from data_pipeline import synthetic
-from data_pipeline.dataset import Dataset
-from data_pipeline.loader import Loader
-from pserver.client import Client
-from pserver.local import local_servers
-from tests.export_reader import Reader
-from tests.integration.command import Job
+import paddlewheel.deploy.cli
+from paddlewheel.data_pipeline import synthetic
+from paddlewheel.data_pipeline.dataset import Dataset
+from paddlewheel.data_pipeline.loader import Loader
+from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.local import local_servers
+from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.job.config import JobConfig
+from paddlewheel.trainer.kernels import cpu
+from paddlewheel.trainer.loop.evaluate import evaluate
+from paddlewheel.trainer.serving.export import dense_program
+from paddlewheel.trainer.serving.running_job import find
 from tests.integration.control.conftest import fixture_start_job  # noqa: F401 -- a fixture
 from tests.integration.control.jobs import LONG
-from trainer import checkpoint, native
-from trainer.config import JobConfig
-from trainer.dense_sync import DenseSync
-from trainer.evaluate import evaluate
-from trainer.export import dense_program
-from trainer.running import find
+from tests.support.command import Job
+from tests.support.export_reader import Reader
 
 pytestmark = pytest.mark.timeout(400)
 ROOT = Path(__file__).parents[2]
@@ -57,7 +58,7 @@ np.savez(sys.argv[3], log_odds=static[0], probability=static[1], inference=infer
 
 
 def paddlewheel(*words: Any, code: int = 0) -> dict[str, Any]:
-    command = [sys.executable, "-m", "deploy.cli", *map(str, words), "--json"]
+    command = [sys.executable, "-m", "paddlewheel.deploy.cli", *map(str, words), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == code, (done.stdout[-2000:], done.stderr[-2000:])
     return json.loads(done.stdout)
@@ -67,7 +68,7 @@ def in_this_process(*words: Any, code: int = 0) -> dict[str, Any]:
     """The same for a command that starts no process and opens no client: Paddle is imported here already."""
     told = io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(io.StringIO()) as errors:
-        found = deploy.cli.run([*map(str, words), "--json"])
+        found = paddlewheel.deploy.cli.run([*map(str, words), "--json"])
     assert found == code, (told.getvalue()[-2000:], errors.getvalue()[-2000:])
     return json.loads(told.getvalue())
 
@@ -80,7 +81,7 @@ class Trained:
         self.job = JobConfig.load(path)
         outcome = paddlewheel("train", path)
         self.result = outcome["result"]
-        self.step = checkpoint.latest(Path(self.job.checkpoint_location))
+        self.step = manifest.latest(Path(self.job.checkpoint_location))
         self.eval = self.job.data.eval[0]
 
     def evaluated(self) -> tuple[np.ndarray, dict[str, Any]]:
@@ -96,8 +97,8 @@ class Trained:
                 found.append(self.program.predict(batch, rows))
                 return found[-1]
 
-        program = dense_program(job, tables, native.choose(job.train.operators, job.train.precision).precision)
-        program.load_state(checkpoint.read(self.step).dense())
+        program = dense_program(job, tables, cpu.choose(job.train.operators, job.train.precision).precision)
+        program.load_state(manifest.read(self.step).dense())
         with (
             local_servers(tables, 1, self.folder) as servers,
             Client(tables, servers.endpoints, seed=job.seed) as client,
@@ -127,7 +128,7 @@ def criteo(tmp_path_factory, shared_data) -> Trained:
     folder = tmp_path_factory.mktemp("criteo")
     source = shared_data / "criteo" / "criteo_sample.tsv.gz"
     prepared = [folder / "data", "--split", "permutation", "--seed", "0", "--train-rows", "12000"]
-    words = [sys.executable, "-m", "deploy.cli", "data", "prepare", "criteo", source, *prepared]
+    words = [sys.executable, "-m", "paddlewheel.deploy.cli", "data", "prepare", "criteo", source, *prepared]
     subprocess.run(words, check=True, capture_output=True, timeout=120)
     job = yaml.safe_load((ROOT / "jobs" / "criteo-deepfm.yaml").read_text())
     job["data"] |= {"train": str(folder / "data" / "train"), "eval": str(folder / "data" / "eval")}
@@ -265,7 +266,7 @@ def test_an_export_appears_whole_or_not_at_all(criteo, exported, tmp_path) -> No
     assert "is an export already" in twice["error"]["message"]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     # interrupted in the middle
-    command = [sys.executable, "-m", "deploy.cli", "export", str(criteo.path), "--to", str(tmp_path / "no")]
+    command = [sys.executable, "-m", "paddlewheel.deploy.cli", "export", str(criteo.path), "--to", str(tmp_path / "no")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
@@ -408,9 +409,9 @@ def test_mistakes_are_told_before_anything_starts(clicks, arguments, words, monk
     def never(*_: object, **__: object) -> None:
         pytest.fail("a server was started")
 
-    monkeypatch.setattr("pserver.local.local_servers", never)
+    monkeypatch.setattr("paddlewheel.pserver.local.local_servers", never)
     given = [str(clicks.path) if word == "JOB" else word for word in arguments]
-    assert deploy.cli.run(["predict", *given]) == 64
+    assert paddlewheel.deploy.cli.run(["predict", *given]) == 64
     assert words in capsys.readouterr().err
 
 

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
-from pserver import checkpoint as saved_tables
-from pserver.config import table_id
-from trainer import checkpoint
-from trainer.config import JobConfig
-from trainer.coordinator import resume
-from trainer.export import dense_program
+from paddlewheel.pserver import saved_tables
+from paddlewheel.pserver.config import table_id
+from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.coordinator import resume
+from paddlewheel.trainer.job.config import JobConfig
+from paddlewheel.trainer.serving.export import dense_program
 
 WIDTH, NUM_SHARDS, NUM_ROWS = 8, 48, 100_000
 # Measured at five million keys: 490 MiB for the export, 710 for scores from it (Paddle alone takes more than half).
@@ -40,7 +40,7 @@ def make_checkpoint(folder: Path, num_keys: int) -> Path:
             "model": {"kind": "dcn", "tower": [16]},
         }
     )
-    draft = checkpoint.Draft(Path(job.checkpoint_location), ".step-1-x", 1)
+    draft = manifest.Draft(Path(job.checkpoint_location), ".step-1-x", 1)
     table = draft.sparse / "default"
     parts = table / f"{table_id('default'):03d}"
     parts.mkdir(parents=True)
@@ -57,7 +57,7 @@ def make_checkpoint(folder: Path, num_keys: int) -> Path:
     settings = job.model_dump(mode="json")
     dense = dense_program(job, job.tables).state()
     draft.finish(dense=dense, cursor={"job": resume.identity(settings)}, facts={"settings": settings})
-    return checkpoint.commit(draft.path, 1, 1)
+    return manifest.commit(draft.path, 1, 1)
 
 
 # A process between: Linux counts what the forking process held as the child's peak, and pytest may hold more.
@@ -70,7 +70,16 @@ print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 def peak_mib(*words: Any) -> float:
     """Peak resident memory of one command."""
-    command = [sys.executable, "-c", _MEASURE, sys.executable, "-m", "deploy.cli", *map(str, words), "--json"]
+    command = [
+        sys.executable,
+        "-c",
+        _MEASURE,
+        sys.executable,
+        "-m",
+        "paddlewheel.deploy.cli",
+        *map(str, words),
+        "--json",
+    ]
     code, peak = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     assert code == "0"
     return int(peak) / 1024

@@ -8,17 +8,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from data_pipeline import synthetic
+from paddlewheel.data_pipeline import synthetic
 from tests.chaos.driver import ChaosJob, job_file
 
 ROOT = Path(__file__).parents[2]
 
 DOCUMENTED = {
-    "trainer.coordinator": ("coordinator (gRPC)", "metrics, status page (HTTP)"),
-    "trainer.agent": ("health (gRPC)", "metrics, status page (HTTP)"),
-    "pserver.child": ("a server's own (brpc)",),
+    "paddlewheel.trainer.coordinator": ("coordinator (gRPC)", "metrics, status page (HTTP)"),
+    "paddlewheel.trainer.agent.agent": ("health (gRPC)", "metrics, status page (HTTP)"),
+    "paddlewheel.pserver.server_process": ("a server's own (brpc)",),
     "store.py": ("the trainers' store",),
-    "trainer.child": ("AllReduce (gloo, any port)", "AllReduce with `train.allreduce` in 16 bits (any port)"),
+    "paddlewheel.trainer.worker": (
+        "AllReduce (gloo, any port)",
+        "AllReduce with `train.allreduce` in 16 bits (any port)",
+    ),
 }
 """The rows of the table, by the process that listens."""
 
@@ -44,11 +47,13 @@ def test_a_job_listens_on_loopback_alone_and_on_nothing_that_is_not_documented(t
                 assert len(names) == 1, f"nobody has documented the port of {words}"
                 found[names[0]].add(connection.laddr.ip.removeprefix("::ffff:"))  # gRPC's way to say IPv4
                 numbers[names[0]] += 1
-        assert found.pop("trainer.child", set()) <= {"127.0.0.1"}  # gloo listens only while its peers connect
-        assert found == {name: {"127.0.0.1"} for name in DOCUMENTED if name != "trainer.child"}
-        assert numbers["trainer.coordinator"] == 2
-        assert numbers["trainer.agent"] == 2 * 4
-        assert numbers["pserver.child"] == 2
+        assert found.pop("paddlewheel.trainer.worker", set()) <= {
+            "127.0.0.1"
+        }  # gloo listens only while its peers connect
+        assert found == {name: {"127.0.0.1"} for name in DOCUMENTED if name != "paddlewheel.trainer.worker"}
+        assert numbers["paddlewheel.trainer.coordinator"] == 2
+        assert numbers["paddlewheel.trainer.agent.agent"] == 2 * 4
+        assert numbers["paddlewheel.pserver.server_process"] == 2
         assert numbers["store.py"] == 1
     finally:
         job.close()

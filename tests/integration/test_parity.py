@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import synthetic
-from pserver.local import local_servers
-from tests.integration.trainers import result_of, run_trainers
-from trainer.config import JobConfig
-from trainer.parity import single
+from paddlewheel.data_pipeline import synthetic
+from paddlewheel.deploy.bench.parity import single
+from paddlewheel.pserver.local import local_servers
+from paddlewheel.trainer.job.config import JobConfig
+from tests.support.trainers import result_of, run_trainers
 
 
 def job(tmp_path: Path, **parts) -> JobConfig:

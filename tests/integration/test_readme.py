@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import deploy.cli
-from trainer.config import JobConfig
+import paddlewheel.deploy.cli
+from paddlewheel.trainer.job.config import JobConfig
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -46,10 +46,10 @@ def test_every_command_is_named_and_no_other(capsys: pytest.CaptureFixture[str])
     for cell in re.findall(r"^\| (`paddlewheel .*?`) \| ", README, re.MULTILINE):
         _, name, *first = re.findall(r"`(.*?)`", cell)[0].split()
         for word in [*first, *re.findall(r"`(\w+)`", cell)] or [""]:
-            words = [word] if word in deploy.cli._COMMANDS else [name, word]
-            assert deploy.cli.run([*filter(None, words), "--help"]) == 0, (words, capsys.readouterr().err)
+            words = [word] if word in paddlewheel.deploy.cli._COMMANDS else [name, word]
+            assert paddlewheel.deploy.cli.run([*filter(None, words), "--help"]) == 0, (words, capsys.readouterr().err)
             top |= {name, words[0]}
-    assert top == set(deploy.cli._COMMANDS)
+    assert top == set(paddlewheel.deploy.cli._COMMANDS)
 
 
 def test_ci_runs_the_make_targets() -> None:

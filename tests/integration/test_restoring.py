@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.integration.trainers import run_trainers
-from trainer import checkpoint
-from trainer.config import JobConfig
+from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.job.config import JobConfig
+from tests.support.trainers import run_trainers
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def error_of(job: JobConfig, tmp_path: Path, restore: Path) -> tuple[int, dict[s
 
 @pytest.mark.parametrize("harm", ["removed", "damaged", "of another model"])
 def test_a_checkpoint_that_cannot_be_restored(job: JobConfig, tmp_path: Path, harm: str) -> None:
-    draft = checkpoint.Draft(tmp_path / "checkpoints", ".step-3-x", 3)
+    draft = manifest.Draft(tmp_path / "checkpoints", ".step-3-x", 3)
     (draft.sparse / "part").write_text("content")
     draft.finish(
         dense={"w": np.ones(3, np.float32)},
         cursor={"step": 3, "rows": 0, "position": {"epoch": 0, "done": []}},
         facts={},
     )
-    path = checkpoint.commit(draft.path, 3, 3)
+    path = manifest.commit(draft.path, 3, 3)
     if harm == "removed":
         shutil.rmtree(path)
     elif harm == "damaged":

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.cli import run
-from trainer.process import port_of, reserve_port
+from paddlewheel.deploy.cli import run
+from paddlewheel.trainer.agent.subprocesses import port_of, reserve_port
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def coordinator(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]
     job.write_text(yaml.safe_dump({"name": "waiting", "run_dir": str(tmp_path / "run"), "data": data}))
     with reserve_port("127.0.0.1") as holder:
         address = f"127.0.0.1:{port_of(holder)}"
-        command = [sys.executable, "-m", "deploy.cli", "role", "coordinator", str(job), "--listen", address]
+        command = [sys.executable, "-m", "paddlewheel.deploy.cli", "role", "coordinator", str(job), "--listen", address]
         with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
             yield address, process
             process.kill()

@@ -13,17 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_pipeline.batch import Batch
-from data_pipeline.dataset import Dataset, assign, plan_epoch
-from data_pipeline.loader import Loader
-from pserver.client import Client
-from pserver.local import local_servers
-from tests.integration.trainers import result_of, run_trainers
-from tests.reference_system import ReferenceJob
-from trainer import checkpoint
-from trainer.config import JobConfig
-from trainer.incarnation import layouts
-from trainer.program import DenseProgram
+from paddlewheel.data_pipeline.batch import Batch
+from paddlewheel.data_pipeline.dataset import Dataset, assign, plan_epoch
+from paddlewheel.data_pipeline.loader import Loader
+from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.local import local_servers
+from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.dense.inputs import layouts
+from paddlewheel.trainer.dense.program import DenseProgram
+from paddlewheel.trainer.job.config import JobConfig
+from tests.support.reference_system import ReferenceJob
+from tests.support.trainers import result_of, run_trainers
 
 ROWS = 44
 RULES = {
@@ -168,7 +168,7 @@ def test_processes_do_what_the_formulas_say(tmp_path: Path, rule: str, trainers:
                 np.testing.assert_allclose(pulled.values_UW, expected_UW, rtol=2e-4, atol=2e-5, err_msg=name)
                 np.testing.assert_allclose(pulled.shows_U, [table.rows[int(k)]["show"] for k in keys_U])
                 np.testing.assert_allclose(pulled.clicks_U, [table.rows[int(k)]["click"] for k in keys_U])
-    saved = checkpoint.read(checkpoint.latest(Path(job.checkpoint_location))).dense()
+    saved = manifest.read(manifest.latest(Path(job.checkpoint_location))).dense()
     for name, expected in reference.dense.items():
         np.testing.assert_allclose(saved[name], expected, rtol=2e-4, atol=2e-5, err_msg=name)
     if trainers == 2:

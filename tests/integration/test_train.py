@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_pipeline import synthetic
-from tests.integration.command import Job
-from trainer import checkpoint
+from paddlewheel.data_pipeline import synthetic
+from paddlewheel.trainer.checkpoint import manifest
+from tests.support.command import Job
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -78,7 +78,7 @@ def test_two_trainers_train_all_of_10_000_and_9_000_rows(tmp_path: Path) -> None
     code, outcome = job.run("train")
     assert (code, outcome["result"]["rows"]) == (0, 19_000), outcome
     assert outcome["result"]["keys"] == {"default": 59}
-    saved = checkpoint.read(checkpoint.latest(tmp_path / "run" / "checkpoints"))
+    saved = manifest.read(manifest.latest(tmp_path / "run" / "checkpoints"))
     assert saved.cursor["rows"] == 19_000
 
 
@@ -160,7 +160,7 @@ def test_a_bad_batch_of_one_trainer_is_skipped_by_all_with_16_bits(tmp_path: Pat
     assert code == 0, outcome
     result = outcome["result"]
     assert (result["rows"], result["bad_steps"], result["bad_rows"]) == (4_000, 1, 500)
-    saved = checkpoint.read(checkpoint.latest(tmp_path / "run" / "checkpoints"))
+    saved = manifest.read(manifest.latest(tmp_path / "run" / "checkpoints"))
     assert all(np.isfinite(value).all() for value in saved.dense().values())
 
 
@@ -169,7 +169,7 @@ def test_rows_that_explode_are_skipped_and_counted_and_tables_stay_finite(tmp_pa
     code, outcome = Job(tmp_path, data, SMALL).run("train")
     assert code == 0, outcome
     assert (outcome["result"]["bad_steps"], outcome["result"]["bad_rows"]) == (1, 500)
-    saved = checkpoint.read(checkpoint.latest(tmp_path / "run" / "checkpoints"))
+    saved = manifest.read(manifest.latest(tmp_path / "run" / "checkpoints"))
     assert all(np.isfinite(value).all() for value in saved.dense().values())
 
 
@@ -204,7 +204,7 @@ def test_more_bad_steps_than_allowed_end_the_job(tmp_path: Path) -> None:
 
 def _children(process: subprocess.Popen, module: str) -> list[psutil.Process]:
     """The agents' Paddle processes."""
-    agents = [p for p in psutil.Process(process.pid).children() if "trainer.agent" in p.cmdline()]
+    agents = [p for p in psutil.Process(process.pid).children() if "paddlewheel.trainer.agent.agent" in p.cmdline()]
     return [child for agent in agents for child in agent.children() if module in child.cmdline()]
 
 
@@ -236,7 +236,11 @@ def _has_progress(run: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("module", "role"), [("pserver.child", "pserver"), pytest.param("trainer.child", "trainer", marks=pytest.mark.slow)]
+    ("module", "role"),
+    [
+        ("paddlewheel.pserver.server_process", "pserver"),
+        pytest.param("paddlewheel.trainer.worker", "trainer", marks=pytest.mark.slow),
+    ],
 )
 def test_kill_9_of_a_role_ends_the_job_and_names_it(long_job: Job, eventually, module: str, role: str) -> None:
     process = _training(long_job, eventually)

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from data_pipeline import synthetic
-from pserver.local import local_servers
-from tests.integration.trainers import result_of, run_trainers
-from trainer import checkpoint
-from trainer.config import JobConfig
+from paddlewheel.data_pipeline import synthetic
+from paddlewheel.pserver.local import local_servers
+from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.job.config import JobConfig
+from tests.support.trainers import result_of, run_trainers
 
 MODEL = """
 import paddle
@@ -98,12 +98,12 @@ def test_evaluations_stop_training_and_keep_the_best(tmp_path: Path, clicks: Pat
     assert evaluations[0]["gauc"] is not None
     lowest = min(evaluations, key=lambda e: e["logloss"])
     assert (result["best"]["step"], result["best"]["logloss"]) == (lowest["step"], lowest["logloss"])
-    best = checkpoint.best(tmp_path / "run" / "checkpoints")
+    best = manifest.best(tmp_path / "run" / "checkpoints")
     assert best is not None
     assert best.name == f"step-{lowest['step']}"
     assert str(best) == result["best"]["checkpoint"]
-    assert checkpoint.latest(best.parent).name == f"step-{result['steps']}"
-    assert checkpoint.read(best).manifest["evaluation"]["best"]["step"] == lowest["step"]
+    assert manifest.latest(best.parent).name == f"step-{result['steps']}"
+    assert manifest.read(best).manifest["evaluation"]["best"]["step"] == lowest["step"]
 
 
 def test_predictions_are_calibrated_when_negatives_are_left_out(tmp_path: Path, clicks: Path) -> None:

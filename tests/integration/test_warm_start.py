@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline import synthetic
-from pserver import checkpoint as saved_tables
-from pserver import export
-from pserver.initial import Initializer
-from tests.integration.command import Job
-from trainer import checkpoint
-from trainer.coordinator import history
+from paddlewheel.data_pipeline import synthetic
+from paddlewheel.pserver import export, saved_tables
+from paddlewheel.pserver.initializer import Initializer
+from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.coordinator import run_report
+from tests.support.command import Job
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -61,13 +60,13 @@ def test_a_job_begins_with_all_of_another_and_once_only(learnt, tmp_path: Path) 
     code, outcome = job.run("train", *STILL)
     assert code == 0, outcome
     result = outcome["result"]
-    step = checkpoint.latest(source)
+    step = manifest.latest(source)
     keys = before["keys"]["default"]
     assert result["warm_start"]["tables"] == {"default": {"from": "default", "keys": keys}}
     assert result["warm_start"]["source"] == str(step)
     for metric in ("auc", "logloss"):
         assert result["eval"][metric] == pytest.approx(before["eval"][metric], abs=5e-5)
-    theirs, mine = values_of(step, "default"), values_of(checkpoint.latest(job.folder / "run/checkpoints"), "default")
+    theirs, mine = values_of(step, "default"), values_of(manifest.latest(job.folder / "run/checkpoints"), "default")
     assert theirs.keys() == mine.keys()
     worst = max(np.abs(theirs[key] - mine[key]).max() for key in theirs)
     assert worst < 2e-5
@@ -79,9 +78,9 @@ def test_a_job_begins_with_all_of_another_and_once_only(learnt, tmp_path: Path) 
     assert code == 0, outcome
     assert outcome["result"]["rows"] == 2 * result["rows"]
     assert outcome["result"]["warm_start"] == result["warm_start"]
-    newest = checkpoint.latest(job.folder / "run" / "checkpoints")
-    assert checkpoint.read_manifest(newest)["warm_start"] == result["warm_start"]
-    report = history.report(job.folder / "run")
+    newest = manifest.latest(job.folder / "run" / "checkpoints")
+    assert manifest.read_manifest(newest)["warm_start"] == result["warm_start"]
+    report = run_report.report(job.folder / "run")
     assert (report.exact, report.warm_start) == (True, result["warm_start"])
     # Beginning again is another matter.
     code, outcome = job.run("train", *STILL, "--fresh")
@@ -104,8 +103,8 @@ def test_new_features_start_fresh_under_another_table_name(learnt, tmp_path: Pat
     still = ["--set=tables.ids.optimizer.learning_rate=1e-12"]
     code, outcome = job.run("train", *still)
     assert code == 0, outcome
-    theirs = values_of(checkpoint.latest(source / "checkpoints"), "default")
-    mine = values_of(checkpoint.latest(job.folder / "run" / "checkpoints"), "ids")
+    theirs = values_of(manifest.latest(source / "checkpoints"), "default")
+    mine = values_of(manifest.latest(job.folder / "run" / "checkpoints"), "ids")
     assert max(np.abs(theirs[key] - mine[key]).max() for key in theirs) < 2e-5
     fresh = mine.keys() - theirs.keys()
     assert len(fresh) == 24  # hours of a day, in a space of their own

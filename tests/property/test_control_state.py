@@ -10,13 +10,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.coordinator import messages
-from trainer.coordinator.config import ControlConfig
-from trainer.coordinator.lineage import prove
-from trainer.coordinator.messages import Member, Role
-from trainer.coordinator.plan import JobPlan
-from trainer.coordinator.seats import ChildState
-from trainer.coordinator.state import Control, Phase
+from paddlewheel.trainer.coordinator import messages
+from paddlewheel.trainer.coordinator.members import ChildState
+from paddlewheel.trainer.coordinator.messages import Member, Role
+from paddlewheel.trainer.coordinator.plan import JobPlan
+from paddlewheel.trainer.coordinator.row_ledger import prove
+from paddlewheel.trainer.coordinator.state_machine import Control, Phase
+from paddlewheel.trainer.job.control import ControlConfig
 
 LIMITS = ControlConfig(
     heartbeat_seconds=0.5,

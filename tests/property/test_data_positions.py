@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.dataset import Dataset, Slice, assign, plan_epoch
-from data_pipeline.loader import Loader, plan_windows
-from data_pipeline.position import Position
-from tests.parquet_files import load, numbered, numbered_config, rows_of
+from paddlewheel.data_pipeline.dataset import Dataset, Slice, assign, plan_epoch
+from paddlewheel.data_pipeline.loader import Loader, plan_windows
+from paddlewheel.data_pipeline.position import Position
+from tests.support.parquet_files import load, numbered, numbered_config, rows_of
 
 slice_lists = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 500)), max_size=60).map(
     lambda items: [Slice(i, f, g, 0, n) for i, (f, g, n) in enumerate(items)]

@@ -9,16 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline import DataError
-from data_pipeline.config import DataConfig
-from data_pipeline.dataset import Dataset
-from data_pipeline.encode import Encoder, Rows
-from data_pipeline.fitted import Fitted
-from data_pipeline.schema import agree, check_file
-from tests import key_oracle
-from tests.any_columns import ENCODINGS, FAMILIES, TEXT_TYPES, columns, encoded, features
-from tests.key_oracle import Value
-from tests.parquet_files import keys_by_row, load, write
+from paddlewheel.data_pipeline import DataError
+from paddlewheel.data_pipeline.config import DataConfig
+from paddlewheel.data_pipeline.dataset import Dataset
+from paddlewheel.data_pipeline.encoded_rows import Rows
+from paddlewheel.data_pipeline.encoder import Encoder
+from paddlewheel.data_pipeline.schema import agree, check_file
+from paddlewheel.data_pipeline.statistics import Fitted
+from tests.support import key_oracle
+from tests.support.any_columns import ENCODINGS, FAMILIES, TEXT_TYPES, columns, encoded, features
+from tests.support.key_oracle import Value
+from tests.support.parquet_files import keys_by_row, load, write
 
 
 def container(array: pa.Array, lengths: list[int | None], how: str) -> pa.Array:

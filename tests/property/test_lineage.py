@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer import held_child
-from trainer.coordinator.lineage import Cursor, EpochPlan, Lineage, LineageError, prove, runs_of, sizes_of
+from paddlewheel.trainer.agent import worker_process
+from paddlewheel.trainer.coordinator.row_ledger import (
+    Cursor,
+    EpochPlan,
+    Lineage,
+    LineageError,
+    prove,
+    runs_of,
+    sizes_of,
+)
 
 SEED = 3
 
@@ -258,7 +266,7 @@ def test_two_million_slices_fit_into_one_event() -> None:
     random.Random(1).shuffle(order)
     sizes = runs_of({index: 1000 if index % 100 else 900 for index in range(number)})
     text = json.dumps({"event": "request", "slices": order, "sizes": sizes})
-    assert len(text) < held_child._MAX_LINE_BYTES
+    assert len(text) < worker_process._MAX_LINE_BYTES
     plan = EpochPlan.from_request({**json.loads(text), "fingerprint": "f", "order": "o", "seed": 1})
     assert (list(plan.sizes), plan.sizes[7], plan.sizes[200]) == (order, 1000, 900)
 

@@ -23,12 +23,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typing_extensions import Self
 
-from data_pipeline import DataError, synthetic
-from deploy import preflight
-from deploy.cli import run
-from deploy.outcome import RunOutcome
-from trainer.config import ConfigError, JobConfig, Problem
-from trainer.model_check import num_floats
+from paddlewheel.data_pipeline import DataError, synthetic
+from paddlewheel.deploy.checks import preflight
+from paddlewheel.deploy.checks.model_check import num_floats
+from paddlewheel.deploy.cli import run
+from paddlewheel.deploy.launch.outcome import RunOutcome
+from paddlewheel.trainer.job.config import JobConfig
+from paddlewheel.trainer.job.errors import ConfigError, Problem
 
 ODD = (
     *("", " ", "-", "--", ",", ":", "::", "=", "'", '"', "{", "[", "{a: 1}", "[x]", "*", "?", "~", "%", "\n", "é"),
@@ -154,11 +155,19 @@ def nothing_starts() -> Iterator[None]:
         raise DataError("paddlewheel would begin")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("deploy.launcher.run_local", stopped)
+        patch.setattr("paddlewheel.deploy.launch.launcher.run_local", stopped)
         patch.setattr(preflight, "ModelCheck", InProcess)
-        for where in ("trainer.coordinator.service.serve", "deploy.drill.drill", "trainer.agent.main"):
+        for where in (
+            "paddlewheel.trainer.coordinator.service.serve",
+            "paddlewheel.deploy.bench.recovery.drill",
+            "paddlewheel.trainer.agent.agent.main",
+        ):
             patch.setattr(where, lambda *_, **__: pytest.fail("something was started"))
-        for where in ("trainer.benchmark.runs.train", "trainer.benchmark.tables.tables", "trainer.tuning.run"):
+        for where in (
+            "paddlewheel.deploy.bench.speed.runs.train",
+            "paddlewheel.deploy.bench.speed.tables.tables",
+            "paddlewheel.deploy.bench.tuning.run",
+        ):
             patch.setattr(where, refused)  # with what is left of the arguments a measurement or search would begin
         yield
 

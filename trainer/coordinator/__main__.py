@@ -2,6 +2,6 @@
 
 import sys
 
-from trainer.coordinator.service import main
+from paddlewheel.trainer.coordinator.service import main
 
 sys.exit(main())

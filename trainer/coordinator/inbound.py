@@ -11,9 +11,9 @@ import math
 import signal
 from typing import Any
 
-from trainer.coordinator import coordinator_pb2 as pb
-from trainer.coordinator import messages
-from trainer.process import EXIT_TERMINATED
+from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.coordinator import messages
+from paddlewheel.trainer.job.exit_codes import EXIT_TERMINATED
 
 ROLES = {pb.ROLE_PSERVER: messages.Role.PSERVER, pb.ROLE_TRAINER: messages.Role.TRAINER}
 _MAX_SECONDS = 86_400.0

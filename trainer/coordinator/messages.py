@@ -6,8 +6,9 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.coordinator.lineage import Cursor
-from trainer.process import EXIT_FIX_JOB, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED
+from paddlewheel.trainer.agent.subprocesses import EXIT_HUNG_UP
+from paddlewheel.trainer.coordinator.row_ledger import Cursor
+from paddlewheel.trainer.job.exit_codes import EXIT_FIX_JOB, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED
 
 
 class Role(str, enum.Enum):

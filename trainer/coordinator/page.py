@@ -18,9 +18,9 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from trainer.coordinator import coordinator_pb2 as pb
-from trainer.telemetry import JobTelemetry, metrics_app
-from trainer.telemetry.web import App
+from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.telemetry import JobTelemetry, metrics_app
+from paddlewheel.trainer.telemetry.web import App
 
 _STATIC = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -122,7 +122,7 @@ class StatusPage:
 
     def routes(self) -> dict[str, App]:
         """Path to application."""
-        folder = resources.files("trainer.coordinator") / "static"
+        folder = resources.files("paddlewheel.trainer.coordinator") / "static"
         pages = {path: _fixed((folder / name).read_bytes(), kind) for path, (name, kind) in _STATIC.items()}
         return {**pages, "/status.json": self._answer, "/metrics": metrics_app(self._telemetry.registry)}
 

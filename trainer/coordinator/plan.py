@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainer.coordinator.config import ControlConfig
-from trainer.location import is_remote
+from paddlewheel.trainer.checkpoint.store import is_remote
+from paddlewheel.trainer.job.control import ControlConfig
 
 
 class JobPlan(BaseModel):

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainer.checkpoint import CheckpointError, step_of
-from trainer.checkpoints import open_address, open_checkpoints
-from trainer.coordinator import journal
-from trainer.coordinator.lineage import CURSOR_VERSION, Lineage
-from trainer.location import Checkpoints, is_remote
-from trainer.trained import inputs_of
+from paddlewheel.trainer.checkpoint.folder_store import open_address, open_checkpoints
+from paddlewheel.trainer.checkpoint.manifest import CheckpointError, step_of
+from paddlewheel.trainer.checkpoint.store import Checkpoints, is_remote
+from paddlewheel.trainer.checkpoint.trained_model import inputs_of
+from paddlewheel.trainer.coordinator import journal
+from paddlewheel.trainer.coordinator.row_ledger import CURSOR_VERSION, Lineage
 
 if TYPE_CHECKING:
-    from trainer.coordinator.plan import JobPlan
+    from paddlewheel.trainer.coordinator.plan import JobPlan
 
 _SECTIONS = ("name", "seed", "data", "tables", "model", "train", "warm_start")
 _FREE = {  # may change from one run to the next

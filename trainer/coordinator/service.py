@@ -26,22 +26,22 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from trainer.checkpoint import CheckpointError
-from trainer.checkpoints import open_checkpoints
-from trainer.coordinator import coordinator_pb2 as pb
-from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
-from trainer.coordinator import history, inbound, messages, resume
-from trainer.coordinator.journal import Journal, put_damaged_aside
-from trainer.coordinator.page import StatusPage
-from trainer.coordinator.plan import JobPlan
-from trainer.coordinator.security import Security, SecurityError
-from trainer.coordinator.state import Control, Phase
-from trainer.location import Checkpoints, DirectoryBusyError
-from trainer.logs import configure_logs
-from trainer.process import EXIT_FIX_JOB, EXIT_RETRY
-from trainer.telemetry import WebSecurityError, WebServer
-from trainer.telemetry.discovery import TargetFile
-from trainer.telemetry.scalars import Scalars
+from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
+from paddlewheel.trainer.checkpoint.manifest import CheckpointError
+from paddlewheel.trainer.checkpoint.store import Checkpoints, DirectoryBusyError
+from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+from paddlewheel.trainer.coordinator import inbound, messages, resume, run_report
+from paddlewheel.trainer.coordinator.journal import Journal, put_damaged_aside
+from paddlewheel.trainer.coordinator.page import StatusPage
+from paddlewheel.trainer.coordinator.plan import JobPlan
+from paddlewheel.trainer.coordinator.security import Security, SecurityError
+from paddlewheel.trainer.coordinator.state_machine import Control, Phase
+from paddlewheel.trainer.job.exit_codes import EXIT_FIX_JOB, EXIT_RETRY
+from paddlewheel.trainer.telemetry import WebSecurityError, WebServer
+from paddlewheel.trainer.telemetry.discovery import TargetFile
+from paddlewheel.trainer.telemetry.logs import configure_logs
+from paddlewheel.trainer.telemetry.scalars import Scalars
 
 _ROLE_NUMBERS = {role: number for number, role in inbound.ROLES.items()}
 _NUM_ENTRIES_KEPT = 200
@@ -462,7 +462,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
 
 def _record_of(cursor: Mapping[str, Any]) -> dict[str, Any]:
-    return {"what": "committing", "incarnation": cursor["incarnation"], "cursor": history.told_of(cursor)}
+    return {"what": "committing", "incarnation": cursor["incarnation"], "cursor": run_report.told_of(cursor)}
 
 
 def _words_of(error: Exception) -> str:

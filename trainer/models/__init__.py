@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from trainer.models.config import KINDS, CustomModelConfig, ModelConfig, ModelError, parse_model
+from paddlewheel.trainer.models.config import KINDS, CustomModelConfig, ModelConfig, ModelError, parse_model
 
 if TYPE_CHECKING:
-    from trainer.models.base import FeatureSpec, Model
+    from paddlewheel.trainer.models.base import FeatureSpec, Model
 
 __all__ = ["KINDS", "ModelConfig", "ModelError", "build", "parse_model"]
 
@@ -21,7 +21,7 @@ def build(spec: FeatureSpec, config: ModelConfig) -> Model:
     Raises:
         ModelError: the features do not fit the model, or the user's own model cannot be had.
     """
-    from trainer.models.base import Model
+    from paddlewheel.trainer.models.base import Model
 
     module_name, class_name = config.implementation.split(":")
     try:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import paddle
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases, linear
-from trainer.models.config import AutoIntConfig
+from paddlewheel.trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases, linear
+from paddlewheel.trainer.models.config import AutoIntConfig
 
 
 class AutoInt(Model):

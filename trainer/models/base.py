@@ -15,8 +15,8 @@ import numpy as np
 import paddle
 from pydantic import BaseModel
 
-from trainer import native
-from trainer.models.config import ModelError
+from paddlewheel.trainer.kernels import cpu
+from paddlewheel.trainer.models.config import ModelError
 
 Variable = Any  # a symbolic tensor of a static program
 
@@ -127,7 +127,7 @@ class ModelInputs:
     @property
     def parts(self) -> list[Variable]:
         """The arrays of `flat_BX` before they are put side by side, for `Tower`; [B, F, W] where ours flatten."""
-        flat = list(self.groups) if native.fits() else [paddle.flatten(g, start_axis=1) for g in self.groups]
+        flat = list(self.groups) if cpu.fits() else [paddle.flatten(g, start_axis=1) for g in self.groups]
         return flat if self.dense_BD is None else [*flat, self.dense_BD]
 
     def field_BW(self, name: str) -> Variable:
@@ -196,10 +196,10 @@ class Tower(paddle.nn.Layer):  # type: ignore[misc]
         """Outputs of the inputs [B, X], or of several [B, X_i] side by side."""
         several = isinstance(x_BX, (list, tuple))
         parts: list[Variable] = list(x_BX) if several else [x_BX]
-        if self.norms is None and self.dropout is None and (native.fits() if several else native.fits(*parts)):
+        if self.norms is None and self.dropout is None and (cpu.fits() if several else cpu.fits(*parts)):
             layers = [*self.hidden, *([] if self.output is None else [self.output])]
             relu = [True] * len(self.hidden) + [False] * (self.output is not None)
-            return native.tower(parts, [n.weight for n in layers], [n.bias for n in layers], relu=relu)
+            return cpu.tower(parts, [n.weight for n in layers], [n.bias for n in layers], relu=relu)
         x_BX = side_by_side([paddle.flatten(p, start_axis=1) if several and len(p.shape) > 2 else p for p in parts])
         for position, layer in enumerate(self.hidden):
             x_BX = layer(x_BX)
@@ -221,11 +221,7 @@ class Linear(paddle.nn.Linear):  # type: ignore[misc]
     """Paddle's linear layer, by our operator where it fits."""
 
     def forward(self, x_BX: Variable) -> Variable:
-        return (
-            native.tower([x_BX], [self.weight], [self.bias], relu=[False])
-            if native.fits(x_BX)
-            else super().forward(x_BX)
-        )
+        return cpu.tower([x_BX], [self.weight], [self.bias], relu=[False]) if cpu.fits(x_BX) else super().forward(x_BX)
 
 
 def linear(num_inputs: int, num_outputs: int, *, bias: bool = True) -> Linear:
@@ -257,8 +253,8 @@ def pairwise_B1(fields_BFW: Variable) -> Variable:
 
     By Rendle, 2010 (Factorization Machines, eq. 5): half of the square of the sum minus the sum of the squares.
     """
-    if native.fits():
-        return native.pairwise(fields_BFW)
+    if cpu.fits():
+        return cpu.pairwise(fields_BFW)
     sum_BW = paddle.sum(fields_BFW, axis=1)
     squares_B1 = paddle.sum(fields_BFW * fields_BFW, axis=[1, 2], keepdim=False).reshape([-1, 1])
     return 0.5 * (paddle.sum(sum_BW * sum_BW, axis=1, keepdim=True) - squares_B1)

@@ -46,7 +46,7 @@ class _Tower(ModelConfig):
 class LRConfig(ModelConfig):
     """Logistic regression."""
 
-    implementation = "trainer.models.lr:LogisticRegression"
+    implementation = "paddlewheel.trainer.models.lr:LogisticRegression"
 
     kind: Literal["lr"] = "lr"
     """Model by name."""
@@ -55,7 +55,7 @@ class LRConfig(ModelConfig):
 class FMConfig(ModelConfig):
     """Factorization machine."""
 
-    implementation = "trainer.models.fm:FactorizationMachine"
+    implementation = "paddlewheel.trainer.models.fm:FactorizationMachine"
 
     kind: Literal["fm"] = "fm"
     """Model by name."""
@@ -64,7 +64,7 @@ class FMConfig(ModelConfig):
 class FwFMConfig(ModelConfig):
     """Field-weighted factorization machine."""
 
-    implementation = "trainer.models.fwfm:FieldWeightedFM"
+    implementation = "paddlewheel.trainer.models.fwfm:FieldWeightedFM"
 
     kind: Literal["fwfm"] = "fwfm"
     """Model by name."""
@@ -73,7 +73,7 @@ class FwFMConfig(ModelConfig):
 class WideDeepConfig(_Tower):
     """Wide & Deep."""
 
-    implementation = "trainer.models.wide_deep:WideDeep"
+    implementation = "paddlewheel.trainer.models.wide_deep:WideDeep"
 
     kind: Literal["wide_deep"] = "wide_deep"
     """Model by name."""
@@ -82,7 +82,7 @@ class WideDeepConfig(_Tower):
 class DeepFMConfig(_Tower):
     """DeepFM."""
 
-    implementation = "trainer.models.deepfm:DeepFM"
+    implementation = "paddlewheel.trainer.models.deepfm:DeepFM"
 
     kind: Literal["deepfm"] = "deepfm"
     """Model by name."""
@@ -91,7 +91,7 @@ class DeepFMConfig(_Tower):
 class DCNConfig(_Tower):
     """DCN-v2."""
 
-    implementation = "trainer.models.dcn:DCNv2"
+    implementation = "paddlewheel.trainer.models.dcn:DCNv2"
 
     kind: Literal["dcn"] = "dcn"
     """Model by name."""
@@ -109,7 +109,7 @@ class DCNConfig(_Tower):
 class DLRMConfig(_Tower):
     """DLRM."""
 
-    implementation = "trainer.models.dlrm:DLRM"
+    implementation = "paddlewheel.trainer.models.dlrm:DLRM"
 
     kind: Literal["dlrm"] = "dlrm"
     """Model by name."""
@@ -121,7 +121,7 @@ class DLRMConfig(_Tower):
 class XDeepFMConfig(_Tower):
     """xDeepFM."""
 
-    implementation = "trainer.models.xdeepfm:XDeepFM"
+    implementation = "paddlewheel.trainer.models.xdeepfm:XDeepFM"
 
     kind: Literal["xdeepfm"] = "xdeepfm"
     """Model by name."""
@@ -133,7 +133,7 @@ class XDeepFMConfig(_Tower):
 class AutoIntConfig(_Tower):
     """AutoInt; with a non-empty tower AutoInt+."""
 
-    implementation = "trainer.models.autoint:AutoInt"
+    implementation = "paddlewheel.trainer.models.autoint:AutoInt"
 
     kind: Literal["autoint"] = "autoint"
     """Model by name."""
@@ -154,7 +154,7 @@ class AutoIntConfig(_Tower):
 class FinalMLPConfig(_Tower):
     """FinalMLP: two towers whose outputs meet in a bilinear form."""
 
-    implementation = "trainer.models.finalmlp:FinalMLP"
+    implementation = "paddlewheel.trainer.models.finalmlp:FinalMLP"
 
     kind: Literal["finalmlp"] = "finalmlp"
     """Model by name."""
@@ -189,7 +189,7 @@ class _Sequences(_Tower):
 class DINConfig(_Sequences):
     """Deep interest network."""
 
-    implementation = "trainer.models.din:DIN"
+    implementation = "paddlewheel.trainer.models.din:DIN"
 
     kind: Literal["din"] = "din"
     """Model by name."""
@@ -201,7 +201,7 @@ class DINConfig(_Sequences):
 class DIENConfig(_Sequences):
     """Deep interest evolution network, with attention on the input of the second GRU (AIGRU)."""
 
-    implementation = "trainer.models.dien:DIEN"
+    implementation = "paddlewheel.trainer.models.dien:DIEN"
 
     kind: Literal["dien"] = "dien"
     """Model by name."""
@@ -213,7 +213,7 @@ class DIENConfig(_Sequences):
 class TwoTowerConfig(_Tower):
     """Two towers whose outputs meet in a dot product, for retrieval."""
 
-    implementation = "trainer.models.two_tower:TwoTower"
+    implementation = "paddlewheel.trainer.models.two_tower:TwoTower"
 
     kind: Literal["two_tower"] = "two_tower"
     """Model by name."""
@@ -248,7 +248,7 @@ class _MultiTask(ModelConfig):
 class SharedBottomConfig(_MultiTask):
     """Several labels: one shared network, then a tower a label."""
 
-    implementation = "trainer.models.shared_bottom:SharedBottom"
+    implementation = "paddlewheel.trainer.models.shared_bottom:SharedBottom"
 
     kind: Literal["shared_bottom"] = "shared_bottom"
     """Model by name."""
@@ -263,7 +263,7 @@ class SharedBottomConfig(_MultiTask):
 class MMoEConfig(_MultiTask):
     """Several labels: multi-gate mixture of experts."""
 
-    implementation = "trainer.models.mmoe:MMoE"
+    implementation = "paddlewheel.trainer.models.mmoe:MMoE"
 
     kind: Literal["mmoe"] = "mmoe"
     """Model by name."""
@@ -281,7 +281,7 @@ class MMoEConfig(_MultiTask):
 class PLEConfig(_MultiTask):
     """Several labels: progressive layered extraction."""
 
-    implementation = "trainer.models.ple:PLE"
+    implementation = "paddlewheel.trainer.models.ple:PLE"
 
     kind: Literal["ple"] = "ple"
     """Model by name."""
@@ -305,7 +305,7 @@ class PLEConfig(_MultiTask):
 class ESMMConfig(_MultiTask):
     """Labels [click, conversion]: conversion is trained over all rows as P(click) * P(conversion | click)."""
 
-    implementation = "trainer.models.esmm:ESMM"
+    implementation = "paddlewheel.trainer.models.esmm:ESMM"
 
     kind: Literal["esmm"] = "esmm"
     """Model by name."""

@@ -6,8 +6,17 @@ from collections.abc import Sequence
 
 import paddle
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases, linear, side_by_side
-from trainer.models.config import DCNConfig
+from paddlewheel.trainer.models.base import (
+    FeatureSpec,
+    Model,
+    ModelInputs,
+    Tower,
+    Variable,
+    biases,
+    linear,
+    side_by_side,
+)
+from paddlewheel.trainer.models.config import DCNConfig
 
 
 class DCNv2(Model):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases, pairwise_B1
-from trainer.models.config import DeepFMConfig
+from paddlewheel.trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases, pairwise_B1
+from paddlewheel.trainer.models.config import DeepFMConfig
 
 
 class DeepFM(Model):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import paddle
 from paddle.base.layer_helper import LayerHelper
 
-from trainer.models.base import (
+from paddlewheel.trainer.models.base import (
     FeatureSpec,
     Model,
     ModelInputs,
@@ -17,8 +17,8 @@ from trainer.models.base import (
     biases,
     logistic_loss_B1,
 )
-from trainer.models.config import DIENConfig
-from trainer.models.din import masked_softmax_BL1, targets
+from paddlewheel.trainer.models.config import DIENConfig
+from paddlewheel.trainer.models.din import masked_softmax_BL1, targets
 
 
 class DIEN(Model):

@@ -6,16 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import paddle
 
-from trainer.models.base import (
-    FeatureSpec,
-    Model,
-    ModelInputs,
-    SequenceInput,
-    Tower,
-    Variable,
-    biases,
-)
-from trainer.models.config import DINConfig, ModelError
+from paddlewheel.trainer.models.base import FeatureSpec, Model, ModelInputs, SequenceInput, Tower, Variable, biases
+from paddlewheel.trainer.models.config import DINConfig, ModelError
 
 
 class DIN(Model):

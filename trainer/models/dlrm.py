@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import paddle
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases
-from trainer.models.config import DLRMConfig
+from paddlewheel.trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases
+from paddlewheel.trainer.models.config import DLRMConfig
 
 
 class DLRM(Model):

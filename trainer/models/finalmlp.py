@@ -7,8 +7,17 @@ from functools import partial
 
 import paddle
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, biases, linear, side_by_side
-from trainer.models.config import FinalMLPConfig, ModelError
+from paddlewheel.trainer.models.base import (
+    FeatureSpec,
+    Model,
+    ModelInputs,
+    Tower,
+    Variable,
+    biases,
+    linear,
+    side_by_side,
+)
+from paddlewheel.trainer.models.config import FinalMLPConfig, ModelError
 
 
 class FinalMLP(Model):

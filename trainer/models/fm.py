@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainer.models.base import FeatureSpec, ModelInputs, Variable, pairwise_B1
-from trainer.models.config import FMConfig
-from trainer.models.lr import LogisticRegression
+from paddlewheel.trainer.models.base import FeatureSpec, ModelInputs, Variable, pairwise_B1
+from paddlewheel.trainer.models.config import FMConfig
+from paddlewheel.trainer.models.lr import LogisticRegression
 
 
 class FactorizationMachine(LogisticRegression):

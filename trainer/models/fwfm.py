@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import paddle
 
-from trainer.models.base import FeatureSpec, ModelInputs, Variable
-from trainer.models.config import FwFMConfig
-from trainer.models.lr import LogisticRegression
+from paddlewheel.trainer.models.base import FeatureSpec, ModelInputs, Variable
+from paddlewheel.trainer.models.config import FwFMConfig
+from paddlewheel.trainer.models.lr import LogisticRegression
 
 
 class FieldWeightedFM(LogisticRegression):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import paddle
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, Variable
-from trainer.models.config import ModelConfig
+from paddlewheel.trainer.models.base import FeatureSpec, Model, ModelInputs, Variable
+from paddlewheel.trainer.models.config import ModelConfig
 
 
 class LogisticRegression(Model):

@@ -7,9 +7,9 @@ from functools import partial
 
 import paddle
 
-from trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, biases, linear, side_by_side
-from trainer.models.config import MMoEConfig
-from trainer.models.multitask import MultiTaskModel, mix_BH
+from paddlewheel.trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, biases, linear, side_by_side
+from paddlewheel.trainer.models.config import MMoEConfig
+from paddlewheel.trainer.models.multitask import MultiTaskModel, mix_BH
 
 
 class MMoE(MultiTaskModel):

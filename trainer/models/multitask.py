@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import paddle
 
-from trainer.models.base import Model, ModelInputs, Variable, logistic_loss_B1
-from trainer.models.config import ModelError
+from paddlewheel.trainer.models.base import Model, ModelInputs, Variable, logistic_loss_B1
+from paddlewheel.trainer.models.config import ModelError
 
 
 class MultiTaskModel(Model):

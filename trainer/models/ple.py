@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import paddle
 
-from trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, biases, linear, side_by_side
-from trainer.models.config import PLEConfig
-from trainer.models.multitask import MultiTaskModel, mix_BH
+from paddlewheel.trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, biases, linear, side_by_side
+from paddlewheel.trainer.models.config import PLEConfig
+from paddlewheel.trainer.models.multitask import MultiTaskModel, mix_BH
 
 
 class PLE(MultiTaskModel):

@@ -7,9 +7,9 @@ from functools import partial
 
 import paddle
 
-from trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, biases, side_by_side
-from trainer.models.config import SharedBottomConfig
-from trainer.models.multitask import MultiTaskModel
+from paddlewheel.trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable, biases, side_by_side
+from paddlewheel.trainer.models.config import SharedBottomConfig
+from paddlewheel.trainer.models.multitask import MultiTaskModel
 
 
 class SharedBottom(MultiTaskModel):

@@ -6,8 +6,16 @@ from functools import partial
 
 import paddle
 
-from trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable, logistic_loss_B1, side_by_side
-from trainer.models.config import ModelError, TwoTowerConfig
+from paddlewheel.trainer.models.base import (
+    FeatureSpec,
+    Model,
+    ModelInputs,
+    Tower,
+    Variable,
+    logistic_loss_B1,
+    side_by_side,
+)
+from paddlewheel.trainer.models.config import ModelError, TwoTowerConfig
 
 
 class TwoTower(Model):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable
-from trainer.models.config import WideDeepConfig
-from trainer.models.lr import LogisticRegression
+from paddlewheel.trainer.models.base import FeatureSpec, ModelInputs, Tower, Variable
+from paddlewheel.trainer.models.config import WideDeepConfig
+from paddlewheel.trainer.models.lr import LogisticRegression
 
 
 class WideDeep(LogisticRegression):

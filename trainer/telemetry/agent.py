@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from trainer.telemetry.catalogue import COMMON_LABELS, PHASES, SECONDS_BOUNDS, of_role
-from trainer.telemetry.forecast import MemoryForecast
-from trainer.telemetry.series import Series, with_labels
+from paddlewheel.trainer.telemetry.catalogue import COMMON_LABELS, PHASES, SECONDS_BOUNDS, of_role
+from paddlewheel.trainer.telemetry.forecast import MemoryForecast
+from paddlewheel.trainer.telemetry.series import Series, with_labels
 
 Probe = Callable[[Series], None]
 """Asks something at the time of a scrape and writes the answers; raises OSError or ValueError when there is none."""

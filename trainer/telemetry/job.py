@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from trainer.telemetry.catalogue import COMMON_LABELS, JOB_PHASES, of_role
-from trainer.telemetry.series import Series, with_labels
+from paddlewheel.trainer.telemetry.catalogue import COMMON_LABELS, JOB_PHASES, of_role
+from paddlewheel.trainer.telemetry.series import Series, with_labels
 
 _P = "paddlewheel_job_"
 

@@ -12,8 +12,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from pserver.probe import brpc_metrics
-from trainer.telemetry.series import Series
+from paddlewheel.pserver.admin import brpc_metrics
+from paddlewheel.trainer.telemetry.series import Series
 
 _TIMEOUT_SECONDS = 1.5
 _SERVICE = "paddle_distributed_ps_service_service"

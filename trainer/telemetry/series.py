@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from trainer.telemetry.catalogue import COMMON_LABELS, MAX_OPEN_VALUES, SECONDS_BOUNDS, Kind, Metric
+from paddlewheel.trainer.telemetry.catalogue import COMMON_LABELS, MAX_OPEN_VALUES, SECONDS_BOUNDS, Kind, Metric
 
 _OTHER = "other"
 

@@ -11,8 +11,8 @@ import paddle
 from paddle.base import core
 from pydantic import TypeAdapter
 
-from pserver.config import Tables, table_id
-from pserver.descriptor import describe
+from paddlewheel.pserver.config import Tables, table_id
+from paddlewheel.pserver.descriptor import describe
 
 endpoints, width = sys.argv[1].split(","), int(sys.argv[2])
 tables = TypeAdapter(Tables).validate_json(sys.stdin.readline())

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from pserver.client import Client
-from pserver.config import TableConfig, Tables
-from pserver.local import local_servers
+from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.config import TableConfig, Tables
+from paddlewheel.pserver.local import local_servers
 
 pytestmark = pytest.mark.processes
 

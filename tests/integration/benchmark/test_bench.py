@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy import cli
-from pserver.config import TableConfig
-from trainer.benchmark import runs, tables
-from trainer.benchmark.report import Report
-from trainer.benchmark.watch import Pass, RunError, watching
-from trainer.benchmark.workload import Workload
+from paddlewheel.deploy import cli
+from paddlewheel.deploy.bench.speed import runs, tables
+from paddlewheel.deploy.bench.speed.report import Report
+from paddlewheel.deploy.bench.speed.watch import Pass, RunError, watching
+from paddlewheel.deploy.bench.speed.workload import Workload
+from paddlewheel.pserver.config import TableConfig
 
 WORK = Workload(rows=1200, num_slots=4, ids_per_slot=200, num_dense=3, num_files=2, width=4, tower=(8,))
 
@@ -163,7 +163,17 @@ def test_interrupted_leaves_nothing(
     tmp_path: Path, eventually: Callable[..., None], number: signal.Signals, code: int
 ) -> None:
     work = tmp_path / "work"
-    command = [sys.executable, "-m", "deploy.cli", "bench", "train", "--rows", "2000", "--only", "paddlewheel"]
+    command = [
+        sys.executable,
+        "-m",
+        "paddlewheel.deploy.cli",
+        "bench",
+        "train",
+        "--rows",
+        "2000",
+        "--only",
+        "paddlewheel",
+    ]
     with subprocess.Popen([*command, "--work", str(work)], stderr=subprocess.PIPE, text=True) as bench:
         children = psutil.Process(bench.pid).children
         eventually(lambda: len(children(recursive=True)) >= 4, seconds=60, what="the job's processes")

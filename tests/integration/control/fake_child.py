@@ -182,7 +182,7 @@ class Trainer:
         self.child.misbehave(at="loading")
         if self.spec["restore"] is None:
             return
-        from trainer import checkpoint
+        from paddlewheel.trainer.checkpoint import manifest as checkpoint
 
         try:
             saved = checkpoint.read(Path(self.spec["restore"]))
@@ -248,7 +248,7 @@ class Trainer:
     def write(self, cursor: dict[str, Any], name: str) -> None:
         import numpy as np
 
-        from trainer import checkpoint
+        from paddlewheel.trainer.checkpoint import manifest as checkpoint
 
         directory = self.spec["job"]["checkpoint"]["directory"] or str(Path(self.spec["run_dir"], "checkpoints"))
         try:

@@ -12,8 +12,8 @@ from typing import IO, Any
 
 import psutil
 
-from trainer.coordinator import history
-from trainer.coordinator.resume import read_journal
+from paddlewheel.trainer.coordinator import run_report
+from paddlewheel.trainer.coordinator.resume import read_journal
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -55,13 +55,13 @@ class Job:
         return found
 
     def agent(self, role: str, rank: int) -> psutil.Process:
-        return self.processes("trainer.agent", role, str(rank))[0]
+        return self.processes("paddlewheel.trainer.agent.agent", role, str(rank))[0]
 
     def child(self, role: str, rank: int) -> psutil.Process:
         return self.agent(role, rank).children()[0]
 
     def coordinator(self) -> psutil.Process:
-        return self.processes("trainer.coordinator")[0]
+        return self.processes("paddlewheel.trainer.coordinator")[0]
 
     def is_running(self) -> bool:
         assert self.process.poll() is None, self.process.communicate()
@@ -86,8 +86,8 @@ class Job:
 
     def address(self) -> str:
         """Of its coordinator."""
-        command = self.processes("trainer.agent")[0].cmdline()
+        command = self.processes("paddlewheel.trainer.agent.agent")[0].cmdline()
         return command[command.index("--coordinator") + 1]
 
-    def report(self) -> history.Report:
-        return history.report(self.run_dir)
+    def report(self) -> run_report.Report:
+        return run_report.report(self.run_dir)

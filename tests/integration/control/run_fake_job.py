@@ -12,8 +12,8 @@ import os
 import sys
 from pathlib import Path
 
-from deploy.launcher import run_local
-from trainer.config import JobConfig
+from paddlewheel.deploy.launch.launcher import run_local
+from paddlewheel.trainer.job.config import JobConfig
 
 
 def main() -> int:

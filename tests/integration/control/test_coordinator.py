@@ -15,11 +15,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from trainer.coordinator import coordinator_pb2 as pb
-from trainer.coordinator import coordinator_pb2_grpc as pb_grpc
-from trainer.coordinator import journal
-from trainer.coordinator.plan import JobPlan
-from trainer.coordinator.security import CHANNEL_OPTIONS
+from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+from paddlewheel.trainer.coordinator import journal
+from paddlewheel.trainer.coordinator.plan import JobPlan
+from paddlewheel.trainer.coordinator.security import CHANNEL_OPTIONS
 
 VERSION = importlib.metadata.version("paddlewheel")
 
@@ -44,7 +44,7 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
     plan = JobPlan(name="j", num_servers=1, num_trainers=1, run_dir=str(tmp_path), job={}, tables={}, control=control)
     read_end, write_end = os.pipe()
     (tmp_path / "plan.json").write_text(plan.model_dump_json())
-    command = [sys.executable, "-m", "trainer.coordinator", "--plan", str(tmp_path / "plan.json")]
+    command = [sys.executable, "-m", "paddlewheel.trainer.coordinator", "--plan", str(tmp_path / "plan.json")]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen([*command, "--announce", str(write_end)], stdout=log, pass_fds=[write_end])
     os.close(write_end)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.authorities import make_authority
 from tests.integration.control.jobs import HERE, LONG, Job
+from tests.support.authorities import make_authority
 
 
 def test_a_job_runs_to_its_end(start_job: Callable[..., Job]) -> None:
@@ -183,7 +183,7 @@ def test_a_signal_before_the_coordinator_is_ready_ends_the_launcher(
 ) -> None:
     """It may read a large checkpoint through first, for minutes. Here it stands still."""
     job = start_job({})
-    eventually(lambda: job.processes("trainer.coordinator"), seconds=60)
+    eventually(lambda: job.processes("paddlewheel.trainer.coordinator"), seconds=60)
     coordinator = job.coordinator()
     coordinator.suspend()
     assert "coordinator at" not in (job.run_dir / "logs" / "coordinator.log").read_text()
@@ -212,7 +212,7 @@ def test_a_launcher_that_was_stopped_by_its_user_loses_nobody(
 
 
 def _last_progress(job: Job) -> str:
-    command = [sys.executable, "-m", "deploy.cli", "status", job.address(), "--json"]
+    command = [sys.executable, "-m", "paddlewheel.deploy.cli", "status", job.address(), "--json"]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return json.dumps(json.loads(told.stdout)["progress"])
 
@@ -259,7 +259,7 @@ def test_a_job_behind_tls_and_a_token(
         monkeypatch.setenv(name, value)
     job = start_job({"*": LONG}, {"cluster": {"servers": 1, "trainers": 1}})
     eventually(job.has("running"), seconds=60)
-    command = [sys.executable, "-m", "deploy.cli", "status", job.address(), "--json"]
+    command = [sys.executable, "-m", "paddlewheel.deploy.cli", "status", job.address(), "--json"]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert told.returncode == 0, told.stderr
     assert json.loads(told.stdout)["phase"] == "running"

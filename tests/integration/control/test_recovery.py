@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from paddlewheel.trainer.checkpoint import manifest
 from tests.integration.control.jobs import LONG, Job
-from trainer import checkpoint
 
 SMALL = {"cluster": {"servers": 1}}
 EVERY_10 = {"checkpoint": {"every_steps": 10}, **SMALL}
@@ -26,7 +26,7 @@ SLOW = {"*": {"steps": 100, "step_seconds": 0.05}}
 
 def seen(path: Path) -> list[list[int]]:
     """The model: every row it has been trained on."""
-    spans: list[list[int]] = json.loads((checkpoint.read(path).sparse / "seen.json").read_text())
+    spans: list[list[int]] = json.loads((manifest.read(path).sparse / "seen.json").read_text())
     return sorted(spans)
 
 
@@ -34,7 +34,7 @@ def assert_each_row_once(job: Job, *, steps: int, epochs: int = 1) -> None:
     report = job.report()
     assert report.exact, report
     assert [proof.num_rows for proof in report.epochs] == [steps * 100] * epochs
-    newest = checkpoint.latest(job.run_dir / "checkpoints")
+    newest = manifest.latest(job.run_dir / "checkpoints")
     assert newest is not None
     rows = {(epoch, index, row) for epoch, index, start, n in seen(newest) for row in range(start, start + n)}
     assert len(rows) == sum(n for *_, n in seen(newest)) == steps * 100 * epochs
@@ -102,7 +102,7 @@ def test_a_failed_save_ends_training_if_the_job_says_so(start_job: Callable[...,
     outcome = job.finish(100)
     assert outcome["exit_code"] == 75
     assert "could not save the checkpoint of step 3" in outcome["cause"]
-    assert checkpoint.latest(job.run_dir / "checkpoints") is None
+    assert manifest.latest(job.run_dir / "checkpoints") is None
 
 
 def test_a_stopped_job_saves_goes_on_and_is_not_trained_twice(
@@ -114,7 +114,7 @@ def test_a_stopped_job_saves_goes_on_and_is_not_trained_twice(
     first.process.send_signal(signal.SIGTERM)
     outcome = first.finish(60)
     assert outcome["exit_code"] == 143
-    saved = checkpoint.latest(first.run_dir / "checkpoints")
+    saved = manifest.latest(first.run_dir / "checkpoints")
     assert saved is not None
     assert 0 < len(seen(saved)) < 100
     # another number of trainers goes on
@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_is_put_aside(start_job: Callable[..., Job], eventu
     eventually(first.has("committed", 2), seconds=60)
     first.process.kill()
     first.process.communicate()
-    newest = checkpoint.latest(first.run_dir / "checkpoints")
+    newest = manifest.latest(first.run_dir / "checkpoints")
     assert newest is not None
     part = newest / "sparse" / "seen.json"
     content = bytearray(part.read_bytes())
@@ -166,7 +166,7 @@ def test_the_newest_checkpoint_is_lost_while_the_job_runs(
     eventually(job.has("committed", 2), seconds=60)
     child = job.child("trainer", 1)
     child.suspend()  # no further checkpoint while this one is spoilt
-    newest = checkpoint.latest(job.run_dir / "checkpoints")
+    newest = manifest.latest(job.run_dir / "checkpoints")
     assert newest is not None
     if removed:
         shutil.rmtree(newest)
@@ -212,7 +212,7 @@ def test_a_job_that_began_with_an_older_checkpoint_keeps_what_it_commits(
     )
     assert first.finish(100)["exit_code"] == 0
     kept = first.run_dir / "checkpoints"
-    assert [path.name for path in checkpoint.committed(kept)] == ["step-10", "step-20", "step-30", "step-31"]
+    assert [path.name for path in manifest.committed(kept)] == ["step-10", "step-20", "step-30", "step-31"]
     plan = {"*": {"steps": 60, "step_seconds": 0.05}, "trainer 1": {"at_step": 17, "do": "kill", "incarnations": [2]}}
     changes = {"checkpoint": {"every_steps": 5, "keep": 1}, **SMALL, "restore": str(kept / "step-10")}
     second = start_job(plan, changes, max_restarts=3)
@@ -230,11 +230,11 @@ def test_a_checkpoint_on_demand(start_job: Callable[..., Job], eventually: Calla
     job = start_job({"*": {**LONG, "step_seconds": 0.05}}, {"checkpoint": {"every_minutes": 0.02}, **SMALL})
     eventually(job.has("running"), seconds=60)
     eventually(job.has("committed"), seconds=60)  # by the clock
-    command = [sys.executable, "-m", "deploy.cli", "checkpoint", "now", job.address(), "--json"]
+    command = [sys.executable, "-m", "paddlewheel.deploy.cli", "checkpoint", "now", job.address(), "--json"]
     asked = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert asked.returncode == 0, asked.stderr
     path = Path(json.loads(asked.stdout)["path"])
-    assert checkpoint.read(path).cursor["step"] == json.loads(asked.stdout)["step"]
+    assert manifest.read(path).cursor["step"] == json.loads(asked.stdout)["step"]
     job.process.send_signal(signal.SIGINT)
     assert job.finish()["exit_code"] == 130
     asked = subprocess.run(command, capture_output=True, text=True, timeout=60)

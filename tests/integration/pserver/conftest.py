@@ -3,9 +3,9 @@ import itertools
 import numpy as np
 import pytest
 
-from pserver.client import Client
-from pserver.config import TableConfig
-from pserver.local import local_servers
+from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.config import TableConfig
+from paddlewheel.pserver.local import local_servers
 
 RULES = ("sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared")
 

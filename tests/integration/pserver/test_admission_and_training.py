@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.batch import Batch, TableKeys
-from pserver.client import Client
-from pserver.config import TableConfig
-from pserver.local import local_servers
-from trainer.exchange import Exchange
+from paddlewheel.data_pipeline.batch import Batch, TableKeys
+from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.config import TableConfig
+from paddlewheel.pserver.local import local_servers
+from paddlewheel.trainer.loop.embedding_pipeline import Exchange
 
 
 def _batch() -> Batch:

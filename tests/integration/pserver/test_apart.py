@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pserver import apart
-from pserver.client import Client
-from pserver.config import TableConfig
-from pserver.errors import CheckpointError
-from pserver.local import local_servers
+from paddlewheel.pserver import host_parts
+from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.config import TableConfig
+from paddlewheel.pserver.errors import CheckpointError
+from paddlewheel.pserver.local import local_servers
 
 pytestmark = pytest.mark.processes
 
@@ -24,7 +24,7 @@ def save(folders: list[Path], client: Client) -> tuple[dict, list]:
     found = []
 
     def collect():
-        found.extend(apart.measure(folder, TABLES) for folder in folders)
+        found.extend(host_parts.measure(folder, TABLES) for folder in folders)
         return found
 
     return client.save_apart(folders, collect), found
@@ -66,11 +66,11 @@ def test_each_host_needs_its_own_parts_and_every_key_comes_back(kept, tmp_path, 
         for name, config in tables.items():
             fetched = tmp_path / f"host-{rank}" / "fetched" / name
             fetched.mkdir(parents=True)
-            parts = apart.needed(saved[name], rank, num_servers, config)
+            parts = host_parts.needed(saved[name], rank, num_servers, config)
             assert len(parts) == len(saved[name].parts) // (1 if num_servers == 5 else num_servers)
             for part in parts:
                 (fetched / part.name).write_bytes(next(store.glob(f"{name}/*/{part.name}")).read_bytes())
-            apart.lay_out(saved[name], fetched, folders[rank], rank, num_servers, config)
+            host_parts.lay_out(saved[name], fetched, folders[rank], rank, num_servers, config)
     with local_servers(tables, num_servers, tmp_path) as servers, Client(tables, servers.endpoints, seed=3) as client:
         client.load_apart(folders, saved)
         for name in tables:
@@ -85,7 +85,7 @@ def test_a_host_that_lacks_a_part_is_found(kept, tmp_path):
 
         def lose_one():
             next(folders[1].rglob("part-*")).unlink()
-            return [apart.measure(folder, TABLES) for folder in folders]
+            return [host_parts.measure(folder, TABLES) for folder in folders]
 
         with pytest.raises(CheckpointError, match="not one a shard"):
             client.save_apart(folders, lose_one)

@@ -6,13 +6,13 @@ import shutil
 import numpy as np
 import pytest
 
-from pserver import checkpoint
-from pserver.client import Client
-from pserver.config import TableConfig
-from pserver.errors import CheckpointError, LoadError
-from pserver.export import export_table
-from pserver.local import local_servers
-from pserver.lookup import Lookup
+from paddlewheel.pserver import saved_tables
+from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.config import TableConfig
+from paddlewheel.pserver.errors import CheckpointError, LoadError
+from paddlewheel.pserver.export import export_table
+from paddlewheel.pserver.local import local_servers
+from paddlewheel.pserver.lookup import Lookup
 from tests.integration.pserver.conftest import RULES, TABLES
 
 pytestmark = pytest.mark.processes
@@ -62,7 +62,7 @@ def test_other_numbers_of_servers_give_the_same_vectors(saved, tmp_path, num_ser
         # what is loaded saves again to the same lines
         again = client.save(tmp_path / "again")
     for name, table in again.items():
-        assert lines(table) == lines(checkpoint.open_table(directory / name))
+        assert lines(table) == lines(saved_tables.open_table(directory / name))
 
 
 def test_another_number_of_shards(saved, tmp_path):
@@ -103,8 +103,8 @@ def test_training_goes_on_where_it_stopped(saved, tmp_path):
 def test_rows_read_without_paddle_are_what_the_servers_hold(saved):
     directory, keys, values = saved
     for name, config in TABLES.items():
-        table = checkpoint.open_table(directory / name)
-        rows = list(checkpoint.read_rows(table))
+        table = saved_tables.open_table(directory / name)
+        rows = list(saved_tables.read_rows(table))
         read_keys = np.concatenate([r.keys_N for r in rows])
         assert len(np.unique(read_keys)) == len(read_keys) == table.num_rows
         order = np.argsort(read_keys)
@@ -126,7 +126,7 @@ def test_export_and_lookup_give_what_a_client_pulled(saved, tmp_path):
     """Also for keys below admission, which have no embedding in training, and none in an export."""
     directory, keys, values = saved
     for name in TABLES:
-        exported = export_table(checkpoint.open_table(directory / name), tmp_path / name)
+        exported = export_table(saved_tables.open_table(directory / name), tmp_path / name)
         known = values[name].shows_U > 0
         assert exported.num_rows == known.sum()
         assert exported.num_embeddings == (values[name].admitted_U & known).sum()
@@ -171,11 +171,11 @@ def test_damage_is_found(saved, tmp_path, breakage):
     directory, _, _ = saved
     copy = tmp_path / "adagrad"
     shutil.copytree(directory / "adagrad", copy)
-    checkpoint.verify(checkpoint.open_table(copy))  # a copy is fine
-    folder = checkpoint.open_table(copy).folder
+    saved_tables.verify(saved_tables.open_table(copy))  # a copy is fine
+    folder = saved_tables.open_table(copy).folder
     BREAKAGES[breakage](folder, sorted(folder.iterdir()))
     with pytest.raises(CheckpointError, match=str(tmp_path)):
-        checkpoint.verify(checkpoint.open_table(copy))
+        saved_tables.verify(saved_tables.open_table(copy))
 
 
 @pytest.mark.parametrize(
@@ -224,4 +224,4 @@ def lines(table):
 def test_description_is_readable(saved):
     document = json.loads((saved[0] / "adagrad" / "table.json").read_text())
     assert document["name"] == "adagrad"
-    assert sum(part["num_rows"] for part in document["parts"]) == checkpoint.open_table(saved[0] / "adagrad").num_rows
+    assert sum(part["num_rows"] for part in document["parts"]) == saved_tables.open_table(saved[0] / "adagrad").num_rows

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from pserver.checkpoint import open_table, read_rows
-from pserver.client import Client
-from pserver.config import TableConfig
-from pserver.export import export_table
-from pserver.local import local_servers
-from pserver.lookup import Lookup
+from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.config import TableConfig
+from paddlewheel.pserver.export import export_table
+from paddlewheel.pserver.local import local_servers
+from paddlewheel.pserver.lookup import Lookup
+from paddlewheel.pserver.saved_tables import open_table, read_rows
 
 pytestmark = pytest.mark.processes
 

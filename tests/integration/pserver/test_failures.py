@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pserver import probe
-from pserver.client import Client
-from pserver.config import TableConfig
-from pserver.errors import PullError, PushError, SaveError, ServerError
-from pserver.local import local_servers
+from paddlewheel.pserver import admin
+from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.config import TableConfig
+from paddlewheel.pserver.errors import PullError, PushError, SaveError, ServerError
+from paddlewheel.pserver.local import local_servers
 
 pytestmark = pytest.mark.processes
 
@@ -62,12 +62,14 @@ def started_again(servers):
     servers.processes[0].kill()
     servers.processes[0].wait()
     spec = {"tables": {"t": TABLES["t"].model_dump()}, "endpoints": servers.endpoints, "rank": 0}
-    again = subprocess.Popen([sys.executable, "-m", "pserver.child"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    again = subprocess.Popen(
+        [sys.executable, "-m", "paddlewheel.pserver.server_process"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
     try:
         again.stdin.write(json.dumps(spec).encode() + b"\n")
         again.stdin.close()
         deadline = time.monotonic() + 60
-        while not probe.is_healthy(*address(servers.endpoints[0])):
+        while not admin.is_healthy(*address(servers.endpoints[0])):
             assert again.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -93,7 +95,7 @@ def test_a_trainer_of_an_earlier_incarnation_changes_nothing_in_a_later_one(tmp_
     """One that pushes all the while, and one that had not spoken to the server yet; under a fixed port."""
     grads = np.ones((len(KEYS), 5), np.float32)
     with local_servers(TABLES, 1, tmp_path) as servers, contextlib.ExitStack() as stack:
-        before = [probe.identity(*address(servers.endpoints[0]))]
+        before = [admin.identity(*address(servers.endpoints[0]))]
         stale, late = (stack.enter_context(Client(TABLES, servers.endpoints, identities=before)) for _ in range(2))
         stop, applied = threading.Event(), []
 
@@ -134,7 +136,7 @@ def test_a_stopped_server_fails_within_the_time_limit_and_works_again_afterwards
             with pytest.raises(PullError, match="timed out"):
                 client.pull("t", KEYS)
             assert 0.4 < time.monotonic() - started < 3
-            assert not probe.is_healthy(*address(servers.endpoints[0]), timeout_seconds=0.2)
+            assert not admin.is_healthy(*address(servers.endpoints[0]), timeout_seconds=0.2)
         finally:
             os.kill(servers.processes[0].pid, signal.SIGCONT)
         np.testing.assert_array_equal(client.pull("t", KEYS), before)  # the late answer is not mistaken for this one's
@@ -211,7 +213,7 @@ def test_servers_end_in_order(own_servers, how):
                 os.killpg(process.pid, how)  # as Ctrl-C does: the helper gets it too
         assert [process.wait(10) for process in own_servers.processes] == [0, 0]
         client.stop_servers()  # they are gone: fine
-    assert not any(probe.is_healthy(*address(endpoint)) for endpoint in own_servers.endpoints)
+    assert not any(admin.is_healthy(*address(endpoint)) for endpoint in own_servers.endpoints)
 
 
 def test_a_taken_port_is_named(tmp_path):
@@ -221,7 +223,12 @@ def test_a_taken_port_is_named(tmp_path):
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         spec = f'{{"tables": {{"t": {{}}}}, "endpoints": ["{endpoint}"], "rank": 0}}\n'
         done = subprocess.run(
-            [sys.executable, "-m", "pserver.child"], input=spec, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-m", "paddlewheel.pserver.server_process"],
+            input=spec,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
     assert done.returncode == 75
     assert f"cannot listen on {endpoint}" in done.stdout
@@ -233,7 +240,7 @@ def test_a_taken_port_is_named(tmp_path):
 )
 def test_a_wrong_spec_is_the_jobs_fault(spec):
     done = subprocess.run(
-        [sys.executable, "-m", "pserver.child"],
+        [sys.executable, "-m", "paddlewheel.pserver.server_process"],
         input=spec + "\n",
         capture_output=True,
         text=True,
@@ -261,7 +268,7 @@ def test_servers_end_when_their_starter_dies(tmp_path):
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not Path(f"/proc/{pid}").exists()
-    assert not probe.is_healthy(*address(endpoint))
+    assert not admin.is_healthy(*address(endpoint))
 
 
 def test_something_else_on_the_port_is_not_healthy():
@@ -269,9 +276,9 @@ def test_something_else_on_the_port_is_not_healthy():
         other.bind(("127.0.0.1", 0))
         other.listen()
         endpoint = f"127.0.0.1:{other.getsockname()[1]}"
-        assert not probe.is_healthy(*address(endpoint), timeout_seconds=0.2)
+        assert not admin.is_healthy(*address(endpoint), timeout_seconds=0.2)
         with pytest.raises(ServerError):
-            probe.brpc_metrics(*address(endpoint), timeout_seconds=0.2)
+            admin.brpc_metrics(*address(endpoint), timeout_seconds=0.2)
 
 
 def test_who_answers_in_another_language_is_not_healthy():
@@ -290,14 +297,14 @@ def test_who_answers_in_another_language_is_not_healthy():
 
         with ThreadPoolExecutor(1) as pool:
             answering = pool.submit(answer)
-            assert not probe.is_healthy(*address(endpoint))
+            assert not admin.is_healthy(*address(endpoint))
             with pytest.raises(ServerError, match="gives no page"):
-                probe.identity(*address(endpoint))
+                admin.identity(*address(endpoint))
             answering.result()
 
 
 def test_metrics_of_a_server(servers):
-    metrics = probe.brpc_metrics(*address(servers.endpoints[0]))
+    metrics = admin.brpc_metrics(*address(servers.endpoints[0]))
     assert metrics["process_memory_resident"] > 10_000_000
 
 
@@ -319,8 +326,8 @@ def test_a_servers_identity_is_the_same_from_its_first_healthy_moment(tmp_path):
     for _ in range(3):
         with local_servers(tables, 1, tmp_path) as servers:
             port = int(servers.endpoints[0].rsplit(":", 1)[1])
-            first = probe.identity("127.0.0.1", port)
+            first = admin.identity("127.0.0.1", port)
             deadline = time.monotonic() + 0.3
             while time.monotonic() < deadline:
-                assert probe.identity("127.0.0.1", port) == first
+                assert admin.identity("127.0.0.1", port) == first
             assert first.split()[0] == str(servers.processes[0].pid)

@@ -2,11 +2,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pserver
+import paddlewheel.pserver
 
 
 def test_the_readme_runs(tmp_path):
-    text = (Path(pserver.__file__).parent / "README.md").read_text()
+    text = (Path(paddlewheel.pserver.__file__).parent / "README.md").read_text()
     before_headings = text.split("\n## ")[0]
     code = "\n".join(line[4:] for line in before_headings.splitlines() if line.startswith("    "))
     assert "Client(" in code

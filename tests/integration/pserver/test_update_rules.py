@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from pserver.client import Client
+from paddlewheel.pserver.client import Client
 from tests.integration.pserver.conftest import TABLES
-from tests.reference_rules import ReferenceTable
+from tests.support.reference_rules import ReferenceTable
 
 pytestmark = pytest.mark.processes
 
@@ -51,7 +51,7 @@ def test_every_rule_follows_its_formula(cluster, draw_keys, table):
 
 
 def a_initial(config, table, keys):
-    from pserver.initial import codebook
+    from paddlewheel.pserver.initializer import codebook
 
     return codebook(table, config.width, config.initial_range, 5)[(keys & np.uint64(0xFFFF)).astype(int)]
 
@@ -96,7 +96,7 @@ def test_many_requests_make_one_pull_or_push(cluster, draw_keys, monkeypatch):
     keys, ones = draw_keys(5000), np.ones(5000, np.float32)
     grads = np.random.default_rng(2).normal(size=(5000, 7)).astype(np.float32)
     with Client(TABLES, cluster.endpoints, seed=5) as whole:
-        monkeypatch.setattr("pserver.client._MAX_REQUEST_BYTES", 1000)
+        monkeypatch.setattr("paddlewheel.pserver.client._MAX_REQUEST_BYTES", 1000)
         with Client(TABLES, cluster.endpoints, seed=5) as cut:
             cut.push("sgd", keys, grads, ones, ones)
             np.testing.assert_array_equal(cut.pull("sgd", keys), whole.pull("sgd", keys))

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver import checkpoint, export
-from pserver.config import TableConfig, table_id
-from pserver.delta import apply_deltas, read_delta, write_delta
-from pserver.errors import CheckpointError
+from paddlewheel.pserver import export, saved_tables
+from paddlewheel.pserver.config import TableConfig, table_id
+from paddlewheel.pserver.delta import apply_deltas, read_delta, write_delta
+from paddlewheel.pserver.errors import CheckpointError
 
 CONFIG = TableConfig(width=2, initial_range=0.25, admission=3, optimizer={"rule": "sgd"})
 _names = itertools.count()
@@ -49,7 +49,7 @@ def save(directory, state, num_shards):
                 if key % num_shards == shard:
                     rest = "" if embedding is None else "".join(f" {x:.6g}" for x in embedding)
                     file.write(f"{key} 0 0 0 {shows:.6g} {clicks:.6g} {first:.6g}{rest}\n")
-    return checkpoint.record(directory, "t", CONFIG, 3, num_shards)
+    return saved_tables.record(directory, "t", CONFIG, 3, num_shards)
 
 
 def contents(directory):
@@ -105,7 +105,7 @@ def test_a_delta_holds_only_what_changed(tmp_path):
 
 def test_other_tables_are_refused(tmp_path):
     one = save(tmp_path / "a", {5: [1, 0, 0.5, None]}, 1)
-    other = checkpoint.SavedTable(one.directory, "u", one.config, one.seed, one.parts)
+    other = saved_tables.SavedTable(one.directory, "u", one.config, one.seed, one.parts)
     with pytest.raises(CheckpointError, match="name is u"):
         write_delta(one, other, tmp_path / "d")
     with pytest.raises(CheckpointError, match="not a complete delta"):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pserver import checkpoint
-from pserver.config import TableConfig, table_id
-from pserver.errors import CheckpointError
+from paddlewheel.pserver import saved_tables
+from paddlewheel.pserver.config import TableConfig, table_id
+from paddlewheel.pserver.errors import CheckpointError
 
 RULES = ("sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared")
 floats = st.floats(width=32, allow_nan=False).map(lambda x: f"{x:.6g}")
@@ -18,7 +18,7 @@ floats = st.floats(width=32, allow_nan=False).map(lambda x: f"{x:.6g}")
 @st.composite
 def tables(draw):
     config = TableConfig(width=draw(st.integers(1, 4)), optimizer={"rule": draw(st.sampled_from(RULES))}, admission=2)
-    num_first, num_embedding = checkpoint.state_widths(config)
+    num_first, num_embedding = saved_tables.state_widths(config)
     keys = draw(st.lists(st.integers(1, 2**64 - 1), unique=True, max_size=40))
     lines = {}
     for key in keys:
@@ -33,7 +33,7 @@ def write(directory, config, lines, num_shards):
     for shard in range(num_shards):
         rows = [f"{key} {' '.join(values)}\n" for key, values in lines.items() if key % num_shards == shard]
         (folder / f"part-000-{shard:05d}").write_text("".join(rows))
-    return checkpoint.record(directory, "t", config, 3, num_shards)
+    return saved_tables.record(directory, "t", config, 3, num_shards)
 
 
 @given(table=tables(), num_shards=st.integers(1, 5), block_bytes=st.sampled_from([7, 100, 1 << 20]))
@@ -41,11 +41,11 @@ def test_read_back(tmp_path_factory, table, num_shards, block_bytes):
     config, lines = table
     saved = write(tmp_path_factory.mktemp("table"), config, lines, num_shards)
     assert saved.num_rows == len(lines)
-    assert checkpoint.open_table(saved.directory) == saved
+    assert saved_tables.open_table(saved.directory) == saved
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "_BLOCK_BYTES", block_bytes)
+        patch.setattr(saved_tables, "_BLOCK_BYTES", block_bytes)
         found = {}
-        for rows in checkpoint.read_rows(saved):
+        for rows in saved_tables.read_rows(saved):
             for i, key in enumerate(rows.keys_N.tolist()):
                 fixed = [0, rows.unseen_days_N[i], rows.delta_score_N[i], rows.shows_N[i], rows.clicks_N[i]]
                 found[key] = [*fixed, rows.first_order_N[i], *rows.first_order_state_NA[i]]
@@ -64,8 +64,8 @@ def test_reshard_keeps_every_row_in_its_place(tmp_path_factory, table, before, a
     base = tmp_path_factory.mktemp("table")
     saved = write(base / "a", config, lines, before)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "_MAX_OPEN_FILES", open_files)
-        copy = checkpoint.reshard(saved, base / "b", after)
+        patch.setattr(saved_tables, "_MAX_OPEN_FILES", open_files)
+        copy = saved_tables.reshard(saved, base / "b", after)
     assert len(copy.parts) == after
     assert copy.config == config
     seen = {}
@@ -75,9 +75,9 @@ def test_reshard_keeps_every_row_in_its_place(tmp_path_factory, table, before, a
             assert int(key) % after == shard
             seen[int(key)] = values
     assert seen == lines
-    checkpoint.verify(checkpoint.open_table(base / "b"))
+    saved_tables.verify(saved_tables.open_table(base / "b"))
     with pytest.raises(CheckpointError, match="exists"):
-        checkpoint.reshard(saved, base / "b", after)
+        saved_tables.reshard(saved, base / "b", after)
 
 
 @given(junk=st.text(string.printable, min_size=1, max_size=30))
@@ -88,9 +88,9 @@ def test_junk_is_an_error_not_rows(tmp_path_factory, junk):
     folder.mkdir()
     line = "7 0 0 0 1 0 0.5 0.25 0.125\n"
     (folder / "part-000-00000").write_bytes((line + junk.replace("\n", "") + "\n" + line.replace("7", "8", 1)).encode())
-    saved = checkpoint.record(directory, "t", config, 3, 1)
+    saved = saved_tables.record(directory, "t", config, 3, 1)
     try:
-        keys = [key for rows in checkpoint.read_rows(saved) for key in rows.keys_N.tolist()]
+        keys = [key for rows in saved_tables.read_rows(saved) for key in rows.keys_N.tolist()]
     except CheckpointError:
         return
     assert len(keys) == 3  # the junk was a number of numbers

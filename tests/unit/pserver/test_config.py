@@ -1,8 +1,8 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pserver import config as config_module
-from pserver.config import Adam, TableConfig, table_id, table_ids
+from paddlewheel.pserver import config as config_module
+from paddlewheel.pserver.config import Adam, TableConfig, table_id, table_ids
 
 
 def test_defaults():

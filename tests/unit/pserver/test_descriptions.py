@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from pserver import checkpoint
-from pserver.config import TableConfig, table_id
-from pserver.errors import CheckpointError, LoadError
+from paddlewheel.pserver import saved_tables
+from paddlewheel.pserver.config import TableConfig, table_id
+from paddlewheel.pserver.errors import CheckpointError, LoadError
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def saved(tmp_path):
     folder.mkdir(parents=True)
     for shard in range(2):
         (folder / f"part-000-{shard:05d}").write_text(f"{shard + 2} 0 1 0 1 0 0.5 1 0.25 0.25 1\n")
-    return checkpoint.record(tmp_path / "t", "t", TableConfig(width=2), 1, 2)
+    return saved_tables.record(tmp_path / "t", "t", TableConfig(width=2), 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -37,19 +37,19 @@ def test_a_description_whose_parts_are_not_ours_is_refused(saved, change):
     document = json.loads((saved.directory / "table.json").read_text())
     del document["checksum"]
     document["parts"][0] |= change
-    document["checksum"] = checkpoint._checksum(document)
+    document["checksum"] = saved_tables._checksum(document)
     with pytest.raises(CheckpointError):
-        checkpoint.parse_description(json.dumps(document), saved.directory)
+        saved_tables.parse_description(json.dumps(document), saved.directory)
 
 
 @pytest.mark.parametrize("change", [{"name": "../x"}, {"name": 7}, {"config": []}, {"parts": 7}, {"seed": "x"}])
 def test_a_description_that_is_not_ours_is_refused(saved, change):
     document = {**json.loads((saved.directory / "table.json").read_text()), **change}
     del document["checksum"]
-    document["checksum"] = checkpoint._checksum(document)
+    document["checksum"] = saved_tables._checksum(document)
     for text in (json.dumps(document), "[" * 100_000, "[]", "7"):
         with pytest.raises(CheckpointError):
-            checkpoint.parse_description(text, saved.directory)
+            saved_tables.parse_description(text, saved.directory)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_read_error_that_may_pass_is_not_called_damage(saved, monkeypatch, num
 
     monkeypatch.setattr(os, "open", fail)
     with pytest.raises(kind, match="cannot be read"):
-        checkpoint.open_table(saved.directory)
+        saved_tables.open_table(saved.directory)
 
 
 def test_a_pipe_in_a_parts_place_is_not_waited_for(saved):
@@ -73,4 +73,4 @@ def test_a_pipe_in_a_parts_place_is_not_waited_for(saved):
     part.unlink()
     os.mkfifo(part)
     with pytest.raises(CheckpointError, match="are missing"):
-        checkpoint.open_table(saved.directory)
+        saved_tables.open_table(saved.directory)

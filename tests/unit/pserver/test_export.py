@@ -2,11 +2,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pserver import checkpoint, export
-from pserver.config import TableConfig, table_id
-from pserver.errors import CheckpointError
-from pserver.initial import codebook
-from pserver.lookup import Lookup
+from paddlewheel.pserver import export, saved_tables
+from paddlewheel.pserver.config import TableConfig, table_id
+from paddlewheel.pserver.errors import CheckpointError
+from paddlewheel.pserver.initializer import codebook
+from paddlewheel.pserver.lookup import Lookup
 
 WIDTH, SEED = 5, 9
 
@@ -27,7 +27,7 @@ def make_saved(directory, config, num_keys, num_shards=3):
                 if has[i]:
                     values += [*(f"{x:.6g}" for x in change[i]), "0.25"]
                 file.write(f"{keys[i]} 0 0 1 {i % 7} {i % 2} {' '.join(values)}\n")
-    return checkpoint.record(directory, "t", config, SEED, num_shards), keys, first, change, has
+    return saved_tables.record(directory, "t", config, SEED, num_shards), keys, first, change, has
 
 
 @pytest.fixture(params=[None, 4], ids=["all", "admitted"])
@@ -82,7 +82,7 @@ def test_a_table_without_first_order_weights(tmp_path):
 
 def test_many_small_groups_and_files(tmp_path, monkeypatch):
     saved, keys, first, change, has = make_saved(tmp_path / "saved", TableConfig(width=WIDTH, initial_range=0.5), 1000)
-    monkeypatch.setattr(checkpoint, "_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(saved_tables, "_BLOCK_BYTES", 2000)
     monkeypatch.setattr(export, "_ROWS_PER_GROUP", 50)
     monkeypatch.setattr(export, "_ROWS_PER_FILE", 300)
     done = export.export_table(saved, tmp_path / "out")

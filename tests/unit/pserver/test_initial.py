@@ -2,8 +2,8 @@ import hashlib
 
 import numpy as np
 
-from pserver.config import TableConfig
-from pserver.initial import Initializer, codebook
+from paddlewheel.pserver.config import TableConfig
+from paddlewheel.pserver.initializer import Initializer, codebook
 
 
 def test_the_codebook_never_changes():

@@ -2,8 +2,8 @@ import importlib.metadata
 
 import pytest
 
-from pserver import paddle_core, requirements
-from pserver.errors import RequirementError
+from paddlewheel.pserver import paddle_core, requirements
+from paddlewheel.pserver.errors import RequirementError
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from pserver import checkpoint, export
-from pserver.config import TableConfig, table_id
-from pserver.errors import CheckpointError
-from pserver.initial import Initializer
-from pserver.warm_start import warm_start
+from paddlewheel.pserver import export, saved_tables
+from paddlewheel.pserver.config import TableConfig, table_id
+from paddlewheel.pserver.errors import CheckpointError
+from paddlewheel.pserver.initializer import Initializer
+from paddlewheel.pserver.warm_start import warm_start
 
 RULES = ("sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared")
 
@@ -18,7 +18,7 @@ def effective(saved):
     """Key to (effective values, shows, clicks, has embedding, state), all as tuples."""
     initializer = Initializer(saved.name, saved.config, saved.seed)
     found = {}
-    for rows in checkpoint.read_rows(saved):
+    for rows in saved_tables.read_rows(saved):
         values = export.effective(rows, saved.config, initializer)
         for i, key in enumerate(rows.keys_N.tolist()):
             state = (*rows.first_order_state_NA[i].tolist(), *rows.embedding_state_NE[i].tolist())
@@ -30,7 +30,7 @@ def effective(saved):
 def saved(tmp_path):
     rng = np.random.default_rng(0)
     source = config()
-    first, embedding = checkpoint.state_widths(source)
+    first, embedding = saved_tables.state_widths(source)
     folder = tmp_path / "old" / f"{table_id('old'):03d}"
     folder.mkdir(parents=True)
     for shard in range(2):
@@ -40,7 +40,7 @@ def saved(tmp_path):
             numbers = " ".join(f"{x:.6g}" for x in rng.random(count))
             lines.append(f"{key * 2 + shard} 0 1 0 {key % 9} {key % 2} {numbers}\n")
         (folder / f"part-000-{shard:05d}").write_text("".join(lines))
-    return checkpoint.record(tmp_path / "old", "old", source, 1, 2)
+    return saved_tables.record(tmp_path / "old", "old", source, 1, 2)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -52,7 +52,7 @@ def test_another_name_seed_range_rule_and_number_of_shards(saved, tmp_path, rule
         export.export_table(saved, source)
     target = config(rule, initial_range=0.1, admission=2)
     made = warm_start(source, tmp_path / "new", name="new", config=target, seed=9, num_shards=5)
-    assert checkpoint.open_table(tmp_path / "new") == made
+    assert saved_tables.open_table(tmp_path / "new") == made
     assert (made.name, made.seed, len(made.parts), made.num_rows) == ("new", 9, 5, saved.num_rows)
     for shard, path in enumerate(made.paths()):
         assert all(int(line.split()[0]) % 5 == shard for line in path.read_text().splitlines())

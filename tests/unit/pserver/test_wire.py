@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from pserver.errors import ServerError
-from pserver.wire import Command, Connection
+from paddlewheel.pserver.brpc import Command, Connection
+from paddlewheel.pserver.errors import ServerError
 
 
 def varint(value):

@@ -1,0 +1,1 @@
+"""What can be refused or foretold before a job starts."""

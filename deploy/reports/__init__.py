@@ -1,0 +1,1 @@
+"""Documents made from what a run has left."""

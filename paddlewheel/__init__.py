@@ -1,0 +1,1 @@
+"""Trains click-through-rate models with huge embedding tables on Paddle's parameter server."""

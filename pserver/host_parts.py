@@ -1,0 +1,78 @@
+"""Saved tables where every server has a disk of its own: what the host of one server does before and after.
+
+    save    `Client.save_apart` has the server write its parts under a folder of its host; `measure` reads them there
+    load    the host fetches the `needed` parts, `lay_out` makes a folder of them; `Client.load_apart` has it read
+
+Whoever calls these moves the files between the hosts and the place where they are kept. Without Paddle.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paddlewheel.pserver import saved_tables
+from paddlewheel.pserver.config import TableConfig, table_id
+from paddlewheel.pserver.errors import CheckpointError
+from paddlewheel.pserver.saved_tables import Part, SavedTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+def measure(directory: Path, tables: Iterable[str]) -> dict[str, list[Part]]:
+    """Reads what a server has saved under `directory/<table>/`: its parts of each table, in shard order.
+
+    Raises CheckpointError for a part that is cut short, and for files that are no parts.
+    """
+    return {name: saved_tables.measure_parts(directory / name / f"{table_id(name):03d}") for name in tables}
+
+
+def combine(name: str, config: TableConfig, seed: int, num_shards: int, parts: Iterable[Sequence[Part]]) -> SavedTable:
+    """The table whose parts the servers have saved, given by server in rank order.
+
+    Raises CheckpointError unless there is one part for each shard.
+    """
+    every = [part for some in parts for part in some]
+    shards = [saved_tables.shard_of(part.name) for part in every]
+    if shards != list(range(num_shards)):
+        raise CheckpointError(f"table {name!r}: the servers saved {len(every)} parts that are not one a shard")
+    return SavedTable(Path(name), name, config, seed, tuple(every))
+
+
+def needed(saved: SavedTable, rank: int, num_servers: int, config: TableConfig) -> tuple[Part, ...]:
+    """The parts that the host of server `rank` needs: its own, or all of them when the number of shards changes."""
+    num_shards = config.num_shards(num_servers)
+    if len(saved.parts) != num_shards:
+        return saved.parts
+    own = _own_shards(rank, num_servers, num_shards)
+    return saved.parts[own.start : own.stop]
+
+
+def lay_out(
+    saved: SavedTable, fetched: Path, directory: Path, rank: int, num_servers: int, config: TableConfig
+) -> Path:
+    """Makes `directory/<table>/` of the `needed` parts in `fetched`, for the server to load; returns it.
+
+    Paddle counts the files, sorts them by name, and reads those of its own shards alone: the others are left empty.
+    """
+    num_shards = config.num_shards(num_servers)
+    own = _own_shards(rank, num_servers, num_shards)
+    folder = directory / saved.name / f"{table_id(saved.name):03d}"
+    folder.parent.mkdir(parents=True)
+    if len(saved.parts) != num_shards:
+        saved_tables.spread([fetched / part.name for part in saved.parts], folder, num_shards, only=own)
+        return folder.parent
+    folder.mkdir()
+    for shard, part in enumerate(saved.parts):
+        path = folder / f"part-000-{shard:05d}"
+        if shard in own:
+            (fetched / part.name).rename(path)
+        else:
+            path.touch()
+    return folder.parent
+
+
+def _own_shards(rank: int, num_servers: int, num_shards: int) -> range:
+    each = num_shards // num_servers
+    return range(rank * each, (rank + 1) * each)

@@ -1,0 +1,569 @@
+"""Files of saved tables: what Paddle's servers write, checked, read and rewritten without Paddle and without a server.
+
+Layout of one table (`number` is made from its name, see `config.table_id`):
+
+    <directory>/<table>/table.json                        written last: what this is; size, rows, hash of each part
+    <directory>/<table>/<number>/part-<server>-<shard>    one line a key, written by the servers
+
+A line is `key slot unseen_days delta_score shows clicks first_order state... [embedding... state...]`, floats with
+six significant digits (so a restore is not bit-exact: README.md has the figures); the part in brackets is absent while
+the key is below the table's admission score. Order of columns: `ctr_accessor.h` in Paddle's source; tested.
+
+Legend of shapes: N rows of one batch, K embedding floats, A accumulators of the first-order weight, E of the embedding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from pydantic import ValidationError
+
+from paddlewheel.pserver.config import TableConfig, check_table_name, table_id
+from paddlewheel.pserver.errors import CheckpointError, PathError, SaveError, cannot_read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+FORMAT = 1
+DESCRIPTION = "table.json"
+# Paddle hands paths to a shell without quoting (`find`, `rm -rf`): any other character could do damage.
+_SAFE_PATH = re.compile(r"/[\w./=@:+,%-]*", re.ASCII)
+_PART = re.compile(r"part-(\d{3,9})-(\d{5,9})", re.ASCII)
+_BLOCK_BYTES = 1 << 22
+_NUM_THREADS = 4
+_NUM_FIXED = 6  # slot, unseen_days, delta_score, shows, clicks, first_order
+_MAX_OPEN_FILES = 200
+_NEWLINE, _SPACE = 10, 32
+
+
+class Part(NamedTuple):
+    """One file: its name within the table's folder of parts, size, rows, and xxh3-128 of its bytes."""
+
+    name: str
+    num_bytes: int
+    num_rows: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
+class SavedTable:
+    """A saved table: where it is, what it holds, and its parts in shard order."""
+
+    directory: Path
+    name: str
+    config: TableConfig
+    seed: int
+    parts: tuple[Part, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(part.num_rows for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def content_id(self) -> str:
+        """Names the files' content: equal for a copy, different after any training."""
+        import xxhash
+
+        return xxhash.xxh3_128_hexdigest("".join(part.xxh3_128 for part in self.parts).encode())
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds the parts."""
+        return self.directory / f"{table_id(self.name):03d}"
+
+    def paths(self) -> list[Path]:
+        return [self.folder / part.name for part in self.parts]
+
+    @property
+    def description(self) -> str:
+        """The text of `table.json`."""
+        document: dict[str, object] = {
+            "format": FORMAT,
+            "name": self.name,
+            "config": self.config.model_dump(mode="json"),
+            "seed": self.seed,
+            "parts": [part._asdict() for part in self.parts],
+        }
+        document["checksum"] = _checksum(document)
+        return json.dumps(document, indent=1)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some keys of a table as saved. Values are changes from the initial vectors (see `initial`)."""
+
+    keys_N: npt.NDArray[np.uint64]
+    unseen_days_N: npt.NDArray[np.float32]
+    delta_score_N: npt.NDArray[np.float32]
+    shows_N: npt.NDArray[np.float32]
+    clicks_N: npt.NDArray[np.float32]
+    first_order_N: npt.NDArray[np.float32]
+    first_order_state_NA: npt.NDArray[np.float32]
+    has_embedding_N: npt.NDArray[np.bool_]
+    embedding_NK: npt.NDArray[np.float32]  # zeros where there is none
+    embedding_state_NE: npt.NDArray[np.float32]  # zeros where there is none
+
+    def __len__(self) -> int:
+        return len(self.keys_N)
+
+    def take(self, which: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Rows:
+        """Some of the rows."""
+        return Rows(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
+
+    @staticmethod
+    def concatenate(parts: Sequence[Rows]) -> Rows:
+        """All rows of several batches (at least one) of one table."""
+        return Rows(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Rows)})
+
+
+def state_widths(config: TableConfig) -> tuple[int, int]:
+    """(A, E): accumulators that the table's rule keeps beside the first-order weight and beside the embedding."""
+    return _num_state(config, 1), _num_state(config, config.width)
+
+
+def _num_state(config: TableConfig, width: int) -> int:
+    return {"sgd": 0, "adagrad": 1, "adagrad_elementwise": width, "adam": 2 * width + 2, "adam_shared": 4}[
+        config.optimizer.rule
+    ]
+
+
+def row_bytes(config: TableConfig) -> int:
+    """Bytes of a key's row in a server, with its embedding: the key and every float. Memory: README.md has figures."""
+    return 8 + 4 * (_NUM_FIXED + config.width + sum(state_widths(config)))
+
+
+def max_bytes_per_row(config: TableConfig) -> int:
+    """Longest line of a saved table: a key of 20 digits, and floats such as " -1.23457e-05"."""
+    return 21 + 13 * (_NUM_FIXED + config.width + sum(state_widths(config)))
+
+
+def check_path(path: Path) -> None:
+    """Raise PathError unless the path is absolute and safe in Paddle's shell commands."""
+    if not _SAFE_PATH.fullmatch(str(path)):
+        raise PathError(
+            f"{str(path)!r} cannot hold tables: Paddle's servers pass it to a shell unquoted, so it must be absolute "
+            "and made of ASCII letters, digits and . _ / = @ : + , % - only"
+        )
+
+
+# ---- whole tables ---------------------------------------------------------------------------------------------------
+
+
+def record(directory: Path, name: str, config: TableConfig, seed: int, num_shards: int) -> SavedTable:
+    """Read back the parts in `directory`, of which there must be one per shard, and write its `table.json`.
+
+    Returns when all of it has reached the disk.
+    """
+    folder = directory / f"{table_id(name):03d}"
+    paths = _parts_by_shard(folder)
+    if len(paths) != num_shards:
+        raise CheckpointError(f"{folder} holds {len(paths)} parts instead of {num_shards}")
+    saved = SavedTable(directory, name, config, seed, tuple(_measure_all(paths, sync=True)))
+    path = directory / DESCRIPTION
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w") as file:
+        file.write(saved.description)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    for parent in (folder, directory):
+        _sync_directory(parent)
+    return saved
+
+
+def open_table(directory: Path) -> SavedTable:
+    """A saved table as its `table.json` describes it. Looks at the parts' names and sizes; `verify` looks into them.
+
+    Raises CheckpointError when the description is missing or broken, or parts are missing, extra or of another size.
+    """
+    path = directory / DESCRIPTION
+    try:
+        text = read_regular(path).decode()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{directory} is not a complete saved table: it has no {DESCRIPTION}") from error
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    saved = parse_description(text, directory)
+    expected = {part.name: part.num_bytes for part in saved.parts}
+    entries = list(saved.folder.iterdir()) if saved.folder.is_dir() else []
+    found = {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+    for what, names in (
+        ("missing", expected.keys() - found.keys()),
+        ("not part of it", {entry.name for entry in entries} - expected.keys()),
+    ):
+        if names:
+            raise CheckpointError(f"{saved.folder}: {len(names)} files are {what}, such as {min(names)}")
+    for part in saved.parts:
+        if found[part.name] != part.num_bytes:
+            raise CheckpointError(
+                f"{saved.folder / part.name} has {found[part.name]} bytes instead of {part.num_bytes}"
+            )
+    return saved
+
+
+def parse_description(text: str, directory: Path) -> SavedTable:
+    """A saved table by the text of its `table.json`. Its parts are not looked at, and `directory` need not be there.
+
+    Raises CheckpointError when the text is broken.
+    """
+    path = directory / DESCRIPTION
+    try:
+        document = json.loads(text)
+        if document["format"] != FORMAT:
+            raise CheckpointError(f"{path} has format {document['format']}; this version reads format {FORMAT}")
+        if document.pop("checksum") != _checksum(document):
+            raise CheckpointError(f"{path} has changed since it was written: its checksum does not fit")
+        return SavedTable(
+            directory,
+            check_table_name(document["name"]),
+            TableConfig.model_validate(document["config"]),
+            int(document["seed"]),
+            tuple(_parse_part(part) for part in document["parts"]),
+        )
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ValidationError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _parse_part(raw: dict[str, Any]) -> Part:
+    """Its name becomes part of paths on every host that fetches the table: it must be one that servers give."""
+    part = Part(**raw)
+    shard_of(part.name)
+    numbers: tuple[object, ...] = (part.num_bytes, part.num_rows)
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise CheckpointError(f"{part.name} has {part.num_bytes!r} bytes and {part.num_rows!r} rows")
+    return part
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a file. Raises OSError, also for what only looks like one: a pipe would be waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a file")
+        return file.read()
+
+
+def verify(saved: SavedTable) -> None:
+    """Read every byte: CheckpointError names the first part whose content is not what was written."""
+    for part, now in zip(saved.parts, _measure_all(saved.paths()), strict=True):
+        if now != part:
+            raise CheckpointError(
+                f"{saved.folder / part.name} has changed since it was written: {now.num_rows} rows instead of "
+                f"{part.num_rows}, hash {now.xxh3_128} instead of {part.xxh3_128}"
+            )
+
+
+def count_embeddings(saved: SavedTable) -> int:
+    """How many rows have an embedding; counts the columns without reading them."""
+    if saved.config.admission is None:
+        return saved.num_rows
+    num_first, num_embedding = state_widths(saved.config)
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        num_spaces = sum(pool.map(_count_spaces, saved.paths()))
+    beyond = num_spaces - saved.num_rows * (_NUM_FIXED + num_first)
+    return beyond // (saved.config.width + num_embedding)
+
+
+def _count_spaces(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(block.count(b" ") for block in iter(partial(file.read, _BLOCK_BYTES), b""))
+
+
+def check_fits(saved: SavedTable, name: str, config: TableConfig, seed: int) -> None:
+    """Raise CheckpointError unless a table of this name, config and seed can go on from the saved one."""
+    must_agree: list[tuple[str, object, object]] = [
+        ("name", saved.name, name),
+        ("width", saved.config.width, config.width),
+        ("first_order", saved.config.first_order, config.first_order),
+        ("optimizer.rule", saved.config.optimizer.rule, config.optimizer.rule),
+        ("initial_range", saved.config.initial_range, config.initial_range),
+        ("seed", saved.seed, seed),
+    ]
+    for field, was, wanted in must_agree:
+        if was != wanted:
+            raise CheckpointError(
+                f"table {name!r}: {field} is {wanted}, but {saved.directory} was saved with {was}: use {was}, "
+                "or start afresh"
+            )
+
+
+def shard_of(name: str) -> int:
+    """The shard that a part's name tells. Raises CheckpointError for any other name."""
+    match = _PART.fullmatch(name)
+    if match is None:
+        raise CheckpointError(f"{name} is not part of a table")
+    return int(match[2])
+
+
+def measure_parts(folder: Path) -> list[Part]:
+    """Reads the parts in a folder, which need not be all of the table; in shard order.
+
+    Raises CheckpointError for a part that is cut short, and for files that are no parts.
+    """
+    paths = sorted(folder.iterdir() if folder.is_dir() else (), key=lambda path: shard_of(path.name))
+    return list(_measure_all(paths))
+
+
+def _parts_by_shard(folder: Path) -> list[Path]:
+    parts: dict[int, Path] = {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        shard = shard_of(path.name)
+        if shard in parts:
+            raise CheckpointError(f"{path} and {parts[shard]} are both shard {shard}: two saves are mixed")
+        parts[shard] = path
+    missing = sorted(set(range(max(parts, default=0) + 1)) - set(parts))
+    if missing:
+        raise CheckpointError(f"{folder} has {len(parts)} parts; shard {missing[0]} is missing")
+    return [parts[shard] for shard in sorted(parts)]
+
+
+def _checksum(document: dict[str, object]) -> str:
+    import xxhash
+
+    return xxhash.xxh3_128_hexdigest(json.dumps(document, sort_keys=True).encode())
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _measure_all(paths: list[Path], *, sync: bool = False) -> Iterator[Part]:
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        yield from pool.map(partial(_measure, sync=sync), paths)
+
+
+def _measure(path: Path, *, sync: bool) -> Part:
+    import xxhash
+
+    rows, size, digest, last = 0, 0, xxhash.xxh3_128(), b"\n"
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                rows += block.count(b"\n")
+                size += len(block)
+                digest.update(block)
+                last = block[-1:]
+            if sync:
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    if last != b"\n":
+        raise CheckpointError(f"{path} ends within a line: it was not written completely")
+    return Part(path.name, size, rows, digest.hexdigest())
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def read_rows(saved: SavedTable, *, shards: Iterable[int] | None = None) -> Iterator[Rows]:
+    """All rows (or those of some shards), some MiB of text at a time. CheckpointError on a malformed line."""
+    paths = saved.paths()
+    for shard in range(len(paths)) if shards is None else shards:
+        for block in _blocks(paths[shard]):
+            yield _parse(block, saved.config, paths[shard])
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """The file in pieces that end with a line."""
+    rest = b""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            end = block.rfind(b"\n") + 1
+            if end:
+                yield rest + block[:end]
+                rest = block[end:]
+            else:
+                rest += block
+    if rest:
+        raise CheckpointError(f"{path} ends within a line: it was not written completely")
+
+
+def _parse(block: bytes, config: TableConfig, path: Path) -> Rows:
+    num_first, num_embedding = state_widths(config)
+    short = 1 + _NUM_FIXED + num_first
+    full = short + config.width + num_embedding
+    bytes_ = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(bytes_ == _NEWLINE) + 1
+    columns = np.diff(np.cumsum(bytes_ == _SPACE, dtype=np.int32)[ends - 1], prepend=0) + 1
+    is_full = columns == full
+    is_short = columns == short
+    if not bool((is_full | is_short).all()):
+        wrong = int(columns[~(is_full | is_short)][0])
+        raise CheckpointError(
+            f"{path} has a line of {wrong} columns; a table of width {config.width} with rule {config.optimizer.rule} "
+            f"has {full}, or {short} for a key without an embedding"
+        )
+    groups = []
+    lengths = np.diff(ends, prepend=0)
+    for group, count in ((is_full, full), (is_short, short)):
+        if group.all():
+            groups.append((group, _columns(block, count, path)))
+        elif group.any():
+            groups.append((group, _columns(bytes_[np.repeat(group, lengths)].tobytes(), count, path)))
+    num_rows = len(ends)
+    keys_N = np.empty(num_rows, np.uint64)
+    values_NV = np.zeros((num_rows, full - 1), np.float32)
+    for group, (keys, values) in groups:
+        keys_N[group] = keys
+        values_NV[group, : values.shape[1]] = values
+    embedding = short - 1
+    return Rows(
+        keys_N=keys_N,
+        unseen_days_N=values_NV[:, 1],
+        delta_score_N=values_NV[:, 2],
+        shows_N=values_NV[:, 3],
+        clicks_N=values_NV[:, 4],
+        first_order_N=values_NV[:, 5],
+        first_order_state_NA=values_NV[:, _NUM_FIXED:embedding],
+        has_embedding_N=is_full,
+        embedding_NK=values_NV[:, embedding : embedding + config.width],
+        embedding_state_NE=values_NV[:, embedding + config.width :],
+    )
+
+
+def _columns(lines: bytes, count: int, path: Path) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
+    """Keys and float32 [N, count - 1] of lines that all have `count` columns."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    names = [str(i) for i in range(count)]
+    try:
+        table = csv.read_csv(
+            pa.BufferReader(lines),
+            read_options=csv.ReadOptions(column_names=names, block_size=1 << 20),
+            parse_options=csv.ParseOptions(delimiter=" ", quote_char=False),
+            convert_options=csv.ConvertOptions(
+                column_types={name: pa.float32() if i else pa.uint64() for i, name in enumerate(names)}, null_values=[]
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise CheckpointError(f"{path} has a malformed line: {error}") from error
+    values = np.empty((len(table), count - 1), np.float32)
+    for i in range(1, count):
+        values[:, i - 1] = table.column(i).to_numpy()
+    return table.column(0).to_numpy(), values
+
+
+# ---- rewriting ------------------------------------------------------------------------------------------------------
+
+
+def reshard(saved: SavedTable, directory: Path, num_shards: int, *, name: str | None = None) -> SavedTable:
+    """Copy a saved table into `directory` with another number of shards (and perhaps another name).
+
+    Values are copied as they are written. A renamed table's initial vectors would be others, so a new name is refused
+    unless initial_range is 0. Raises CheckpointError; SaveError when not all rows got there.
+    """
+    name = saved.name if name is None else name
+    if name != saved.name and saved.config.initial_range:
+        raise CheckpointError(
+            f"table {saved.name!r} cannot become {name!r} by copying: initial vectors depend on the name"
+        )
+    with new_directory(directory):
+        spread(saved.paths(), directory / f"{table_id(name):03d}", num_shards)
+        copy = record(directory, name, saved.config, saved.seed, num_shards)
+        if copy.num_rows != saved.num_rows:
+            raise SaveError(f"{directory} got {copy.num_rows} rows of {saved.num_rows}: is the disk full?")
+    return copy
+
+
+@contextlib.contextmanager
+def staged(saved: SavedTable, num_shards: int) -> Iterator[Path]:
+    """A directory with `num_shards` parts that servers can load: the table's own, or a resharded copy beside it."""
+    check_path(saved.directory)
+    if len(saved.parts) == num_shards:
+        yield saved.directory
+        return
+    with tempfile.TemporaryDirectory(prefix=f".{saved.directory.name}-", dir=saved.directory.parent) as temporary:
+        copy = reshard(saved, type(saved.directory)(temporary) / "copy", num_shards)
+        check_path(copy.directory)
+        yield copy.directory
+
+
+@contextlib.contextmanager
+def new_directory(directory: Path) -> Iterator[None]:
+    """Create the directory; remove it again if the block fails."""
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError as error:
+        raise CheckpointError(f"{directory} exists already") from error
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def spread(paths: list[Path], folder: Path, num_shards: int, *, only: range | None = None) -> None:
+    """Write every line into the part of the new `folder` that its key belongs to; parts not in `only` stay empty."""
+    folder.mkdir()
+    for first in range(0, num_shards, _MAX_OPEN_FILES):
+        shards = range(first, min(first + _MAX_OPEN_FILES, num_shards))
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context((folder / f"part-000-{shard:05d}").open("wb")) for shard in shards]
+            for path in paths:
+                for block in _blocks(path):
+                    for shard, lines in _lines_by_shard(block, num_shards):
+                        if shard in shards and (only is None or shard in only):
+                            files[shard - first].write(lines)
+
+
+def _lines_by_shard(block: bytes, num_shards: int) -> Iterator[tuple[int, memoryview]]:
+    bytes_ = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(bytes_ == _NEWLINE) + 1
+    shard_N = (_keys(block) % np.uint64(num_shards)).astype(np.int64)
+    order_N = np.argsort(shard_N, kind="stable")
+    lengths = np.diff(ends, prepend=0)
+    sorted_lengths = lengths[order_N]
+    sorted_ends = np.cumsum(sorted_lengths)
+    source = np.arange(len(bytes_)) + np.repeat(
+        (ends - lengths)[order_N] - (sorted_ends - sorted_lengths), sorted_lengths
+    )
+    sorted_bytes = memoryview(bytes_[source]).cast("B")
+    sorted_shard_N = shard_N[order_N]
+    shards, starts = np.unique(sorted_shard_N, return_index=True)
+    byte_starts = [*(sorted_ends[starts] - sorted_lengths[starts]).tolist(), len(bytes_)]
+    for i, shard in enumerate(shards.tolist()):
+        yield shard, sorted_bytes[byte_starts[i] : byte_starts[i + 1]]
+
+
+def _keys(block: bytes) -> npt.NDArray[np.uint64]:
+    """The numbers at the beginnings of the lines."""
+    bytes_ = np.frombuffer(block, np.uint8)
+    starts = np.concatenate([[0], np.flatnonzero(bytes_ == _NEWLINE)[:-1] + 1])
+    keys_N = np.zeros(len(starts), np.uint64)
+    at = starts.copy()
+    going = np.ones(len(starts), np.bool_)
+    while True:
+        digit = bytes_[at] - np.uint8(48)
+        going &= digit < 10
+        if not going.any():
+            return keys_N
+        keys_N[going] = keys_N[going] * np.uint64(10) + digit[going]
+        at += going

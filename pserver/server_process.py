@@ -1,0 +1,185 @@
+"""python -m pserver.child: the process that holds a server's shards of the tables.
+
+It reads one JSON line from standard input:
+
+    {"tables": {name: TableConfig}, "endpoints": ["ip:port", ...], "rank": 0, "num_trainers": 1,
+     "gflags": ["-name=value", ...], "exit_on_stdin_eof": false}
+
+and writes JSON lines to file descriptor 3 if that is open, else to standard output: {"event": "starting"}, then
+{"event": "serving", "pid", "endpoint"} just before Paddle takes over, {"event": "signal", "signal": "SIGTERM"} as soon
+as a signal asks it to stop, {"event": "stopped"} after an ordered stop, or
+{"event": "error", "kind": "job" | "environment" | "port" | "runtime", "message"}.
+
+Paddle's `run_server` holds the GIL until it returns, so no Python code of this process runs while it serves. Therefore:
+readiness is asked from outside (`pserver.probe.is_healthy`), and a small helper process, forked before Paddle is
+imported, turns SIGTERM and SIGINT (and the end of standard input, if wished) into an ordered stop: the signal's C
+handler still writes to the wake-up pipe, the helper reads it and sends the stop request to this server's port.
+The helper ends with this process, however that ends.
+
+Exit codes: 0 stopped in order; 64 wrong job or environment; 75 port taken, or anything that a new start may mend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any, NoReturn
+
+from pydantic import TypeAdapter, ValidationError
+
+from paddlewheel.pserver import admin, paddle_core
+from paddlewheel.pserver.config import Tables
+from paddlewheel.pserver.descriptor import describe
+from paddlewheel.pserver.errors import PortInUseError, RequirementError, ServerError
+from paddlewheel.pserver.requirements import check
+
+EXIT_FIX_JOB, EXIT_RETRY = 64, 75
+_EVENT_FD = 3
+_STOP_RETRY_SECONDS = 0.2
+_CANNOT_LISTEN_SECONDS = 0.02  # `run_server` returns that soon, and without an error, when it cannot listen
+_signals_while_serving: list[int] = []
+
+
+def main() -> int:
+    """Serve until told to stop; returns the exit code."""
+    events = _open_events()
+
+    def emit(event: str, **details: Any) -> None:
+        events.write(json.dumps({"event": event, **details}) + "\n")
+        events.flush()
+
+    def fail(kind: str, error: Exception, code: int) -> int:
+        emit("error", kind=kind, message=str(error))
+        sys.stderr.write(f"parameter server: {error}\n")
+        return code
+
+    emit("starting")
+    try:
+        spec = json.loads(sys.stdin.readline())
+        tables = TypeAdapter(Tables).validate_python(spec["tables"])
+        endpoints: list[str] = list(spec["endpoints"])
+        rank = int(spec["rank"])
+        host, port_text = endpoints[rank].rsplit(":", 1)
+        port = int(port_text)
+        num_trainers = int(spec.get("num_trainers", 1))
+        gflags = [str(flag) for flag in spec.get("gflags", ())]
+        exit_on_eof = bool(spec.get("exit_on_stdin_eof", False))
+    except (ValueError, KeyError, IndexError, TypeError, ValidationError) as error:
+        return fail("job", error, EXIT_FIX_JOB)
+
+    wakeup_fd = _fork_stopper(host, port, watch_stdin=exit_on_eof, event_fd=events.fileno())
+    signal.signal(signal.SIGTERM, _exit_before_serving)
+    signal.signal(signal.SIGINT, _exit_before_serving)
+    try:
+        check()
+        description = describe(tables, len(endpoints), num_trainers=num_trainers, gflags=gflags)
+        _refuse_taken_port(host, port)
+    except PortInUseError as error:
+        return fail("port", error, EXIT_RETRY)
+    except RequirementError as error:
+        return fail("environment", error, EXIT_FIX_JOB)
+    except ValueError as error:
+        return fail("job", error, EXIT_FIX_JOB)
+
+    core, _ = paddle_core.load()
+    hosts = [_host_text(core, endpoint, i) for i, endpoint in enumerate(endpoints)]
+    server = core.DistFleetWrapper()
+    server.init_server(description, hosts, rank, num_trainers, [])
+    emit("serving", pid=os.getpid(), endpoint=endpoints[rank])
+    signal.signal(signal.SIGTERM, _note_while_serving)
+    signal.signal(signal.SIGINT, _note_while_serving)
+    signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
+    started = time.monotonic()
+    server.run_server(host, port)
+    if not _signals_while_serving and time.monotonic() - started < _CANNOT_LISTEN_SECONDS:
+        try:  # Paddle does not say whether it was stopped or could not listen; in that case the port is still taken
+            _refuse_taken_port(host, port)
+        except PortInUseError as error:
+            return fail("port", error, EXIT_RETRY)
+    emit("stopped")
+    return 0
+
+
+def _open_events() -> Any:
+    try:
+        os.fstat(_EVENT_FD)
+    except OSError:
+        return sys.stdout
+    return os.fdopen(_EVENT_FD, "w")
+
+
+def _exit_before_serving(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _note_while_serving(number: int, _frame: object) -> None:
+    """The helper has seen the signal already; Python gets here only when `run_server` has returned."""
+    _signals_while_serving.append(number)
+
+
+def _refuse_taken_port(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host.strip("[]"), port))
+        except OSError as error:
+            raise PortInUseError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def _host_text(core: Any, endpoint: str, rank: int) -> str:
+    host, port = endpoint.rsplit(":", 1)
+    return str(core.PSHost(host, int(port), rank).serialize_to_string())
+
+
+def _fork_stopper(host: str, port: int, *, watch_stdin: bool, event_fd: int) -> int:
+    """Start the helper; returns the descriptor to which a caught signal writes its number."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    if os.fork() == 0:
+        os.close(write_fd)
+        _stopper(host, port, read_fd, watch_stdin, event_fd)
+    os.close(read_fd)
+    return write_fd
+
+
+def _stopper(host: str, port: int, signals_fd: int, watch_stdin: bool, event_fd: int) -> NoReturn:
+    """Wait for a signal of the parent (or the end of stdin), then stop its server; end when the parent has ended."""
+    import select
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a whole process group may be signalled
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        watched = [signals_fd, 0] if watch_stdin else [signals_fd]
+        data, source = b"", 0
+        while True:
+            ready, _, _ = select.select(watched, [], [])
+            source = ready[0]
+            data = os.read(source, 4096)
+            if source == signals_fd and not data:
+                os._exit(0)  # the parent has ended
+            if data and source == 0:
+                continue
+            break
+        if source == signals_fd:  # one write of a short line is whole, whatever the parent writes
+            line = json.dumps({"event": "signal", "signal": signal.Signals(data[0]).name}) + "\n"
+            with contextlib.suppress(OSError):
+                os.write(event_fd, line.encode())
+        watched = [signals_fd]
+        while True:
+            with contextlib.suppress(ServerError):  # not listening yet, or no longer
+                admin.stop(host, port, timeout_seconds=2.0)
+            ready, _, _ = select.select(watched, [], [], _STOP_RETRY_SECONDS)
+            if ready and not os.read(signals_fd, 4096):
+                os._exit(0)
+    finally:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The recovery drill's arithmetic, and the report command; a drill itself starts Paddle (tests/chaos)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paddlewheel.deploy.bench import recovery
+from paddlewheel.deploy.cli import run
+from paddlewheel.trainer.coordinator.service import Journal
+
+COST = recovery.Cost(
+    num_keys=1_000_000,
+    num_servers=2,
+    detect_seconds=0.1,
+    again_seconds=9.0,
+    load_seconds=3.0,
+    rows_replayed=5_000,
+    save_seconds=3.5,
+    commit_seconds=0.5,
+    num_bytes=200_000_000,
+    seconds=60.0,
+)
+
+
+def test_a_billion_keys_are_projected_by_server() -> None:
+    eight = recovery.project(COST)[0]
+    assert (eight.num_servers, eight.num_bytes) == (8, 200_000_000_000)
+    assert eight.save_seconds == pytest.approx(1000 * 4 * 2 / 8)
+    assert eight.load_seconds == pytest.approx(1000 * 3 * 2 / 8)
+    assert COST.save_megabytes_per_second == pytest.approx(50)
+
+
+def test_the_table_is_markdown() -> None:
+    lines = list(recovery.table([COST]))
+    assert lines[2] == "| 1,000,000 | 0.10 | 9.0 | 3.0 | 5,000 | 4.00 | 200.0 | 50.0 |"
+    assert all(line.count("|") == 9 for line in lines[:3])
+    assert recovery.to_json([COST])["costs"][0]["load_seconds"] == pytest.approx(3)
+
+
+@pytest.mark.parametrize(("rows", "code", "words"), [(10, 0, "each of 10 rows once"), (9, 64, "1 of 10 left out")])
+def test_report_proves_or_refutes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: int, code: int, words: str
+) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    cursor = {"draft": "a", "parent": None, "step": 1, "spans": [[0, 0, 0, rows]], "rows": rows, "skipped": []}
+    for record in (
+        {"what": "run", "resume": "auto"},
+        {"what": "incarnation", "incarnation": 1, "parent": None, "rows": 0, "restore": None},
+        {"what": "running", "incarnation": 1},
+        {"what": "epoch", "incarnation": 1, "epoch": 0, "slices": [[0, 10]]},
+        {"what": "committing", "incarnation": 1, "cursor": {**cursor, "position": {"epoch": 1, "done": []}}},
+        {"what": "committed", "incarnation": 1, "step": 1, "draft": "a", "path": "/c/step-1"},
+        {"what": "over", "exit_code": 0, "cause": "", "culprit": "", "rows": rows, "draft": "a"},
+    ):
+        journal.write(record)
+    journal.close()
+    assert run(["report", str(tmp_path)]) == code
+    assert words in capsys.readouterr().out
+    assert run(["report", str(tmp_path), "--json"]) == code
+    assert json.loads(capsys.readouterr().out)["exact"] == (code == 0)
+    assert run(["report", str(tmp_path / "nothing")]) == 64

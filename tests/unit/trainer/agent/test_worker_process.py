@@ -1,0 +1,93 @@
+"""A child in the hands of its agent: what it says is not lost, and cannot use up the agent's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from paddlewheel.trainer.agent import worker_process
+from paddlewheel.trainer.agent.subprocesses import kill_leftovers
+from paddlewheel.trainer.agent.worker_process import HeldChild
+from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+
+pytestmark = pytest.mark.processes
+
+
+def run(program: str, observe: Callable[[dict[str, Any]], None] = lambda _: None) -> tuple[int, list[dict], HeldChild]:
+    """A child with this program to its end: exit code, events, and the child."""
+
+    async def hold() -> tuple[int, list[dict], HeldChild]:
+        outbox: asyncio.Queue[pb.AgentMessage] = asyncio.Queue()
+        command = [sys.executable, "-c", f"import os, sys\nevents = os.fdopen(3, 'w')\n{program}"]
+        child = await HeldChild.start(command, 1, outbox, observe, {})
+        code = await child.wait()
+        events = [json.loads(outbox.get_nowait().child_event.json) for _ in range(outbox.qsize())]
+        return code, events, child
+
+    return asyncio.run(hold())
+
+
+def test_events_that_are_still_in_the_pipe_when_it_ends_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes: the agent may be busy."""
+    monkeypatch.setattr(worker_process, "_QUIET_SECONDS", 0.2)
+    number = 2_000  # in pipe and buffers at the exit; at a millisecond each
+
+    _, events, _ = run(
+        f'for i in range({number}): print(\'{{"event": "log", "n": %d}}\' % i, file=events)\n'
+        "events.flush()\nos._exit(0)",
+        lambda _: time.sleep(0.001),
+    )
+    assert [event["n"] for event in events] == list(range(number))
+
+
+def test_an_event_too_long_for_a_message_is_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "_MAX_LINE_BYTES", 1 << 16)
+    code, events, _ = run(
+        "events.write('{\"event\": \"request\", \"slices\": [' + '1, ' * 200_000 + '1]}\\n'); events.flush()\n"
+        "import time; time.sleep(60)"
+    )
+    assert code == -signal.SIGKILL
+    assert [event["event"] for event in events] == ["error"]
+    assert events[0]["kind"] == "job"
+    assert "larger row groups" in events[0]["message"]
+
+
+def test_output_without_line_ends_is_kept_in_part(capfd: pytest.CaptureFixture[str]) -> None:
+    _, _, child = run("sys.stdout.write('a' * 3_000_000 + 'the end'); sys.stdout.flush()")
+    assert child.tail.endswith("the end")
+    assert len(child.tail) <= 1 << 16
+    assert len(capfd.readouterr().out) == 3_000_007
+
+
+def test_nesting_that_no_parser_takes_is_a_remark() -> None:
+    _, events, _ = run("print('[' * 100_000, file=events); events.flush()")
+    assert events[0]["event"] == "log"
+
+
+def test_what_a_child_has_started_ends_with_it(eventually: Callable[..., None]) -> None:
+    _, events, _ = run(
+        "import subprocess\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print('{\"pid\": %d}' % p.pid, file=events); events.flush(); os._exit(0)"
+    )
+    pid = events[0]["pid"]
+    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_number_that_is_somebody_elses_by_now_is_left_alone() -> None:
+    """As if the kernel had given the number of a child that was waited for to the leader of another group."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as other:
+        assert os.getpgid(other.pid) == other.pid
+        kill_leftovers(other.pid)
+        other.communicate(b"\n", timeout=30)
+        assert other.returncode == 0

@@ -1,0 +1,109 @@
+"""How many restarts a job gets: as many in a row as it may, unless they got it further."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paddlewheel.trainer.coordinator.messages import (
+    Available,
+    ChildExited,
+    ChildReady,
+    ChildSaid,
+    Commit,
+    Joined,
+    Over,
+    Role,
+    Settled,
+    StartChild,
+    TellChild,
+    Tick,
+)
+from paddlewheel.trainer.coordinator.plan import JobPlan
+from paddlewheel.trainer.coordinator.state_machine import Control
+from paddlewheel.trainer.job.control import ControlConfig
+
+SLICES = [[0, 40], [1, 40]]
+
+
+class Job:
+    """One server, one trainer, an epoch of 80 rows."""
+
+    def __init__(self, max_restarts: int = 2) -> None:
+        control = ControlConfig(max_restarts=max_restarts, backoff_seconds=1)
+        job = {"train": {"epochs": 1}}
+        plan = JobPlan(name="j", num_servers=1, num_trainers=1, run_dir="/r", job=job, tables={}, control=control)
+        self.now, self.actions, self.control = 0.0, [], Control(plan, 0.0)
+        self.num_incarnations = 0
+        for session, role in ((1, Role.PSERVER), (2, Role.TRAINER)):
+            self.give(Joined(session, role, 0, "h", session))
+            self.give(Available(session, 7000 + session))
+
+    def give(self, event: Any) -> None:
+        self.actions += self.control.handle(event, self.now)
+
+    def take(self, kind: type) -> list[Any]:
+        found = [action for action in self.actions if isinstance(action, kind)]
+        self.actions = [action for action in self.actions if not isinstance(action, kind)]
+        return found
+
+    def ask(self, number: int, what: str, **fields: Any) -> dict[str, Any]:
+        said = {"event": "request", "id": number, "what": what, "epoch": 0, **fields}
+        self.give(ChildSaid(2, self.num_incarnations, said))
+        return next((t.line for t in self.take(TellChild) if t.line.get("reply") == number), {})
+
+    def incarnation(self, rows: int, *, step: int, save: bool = True) -> bool:
+        """Starts, trains the next rows of slice 0, commits step, and crashes; False: the job is over instead."""
+        for _ in range(100):
+            if self.take(StartChild):
+                break
+            if self.take(Over):
+                return False
+            self.now += 1
+            self.give(Tick())
+        self.num_incarnations += 1
+        incarnation = self.num_incarnations
+        self.give(ChildReady(1, incarnation))
+        assert self.take(StartChild), "the trainer's turn"
+        self.give(ChildReady(2, incarnation))
+        done = dict(self.ask(1, "epoch", fingerprint="f", order="o", seed=1, slices=SLICES)["done"])
+        if save:
+            spans = [[0, 0, done.get(0, 0), rows]] if rows else []
+            reply = self.ask(2, "cursor", step=step, spans=spans)
+            self.ask(3, "commit", step=step, draft=f"/d/{reply['draft']}", seconds=1.0)
+            [commit] = self.take(Commit)
+            self.give(Settled(commit, path=f"/c/step-{step}"))
+        for session in (2, 1):
+            self.give(ChildExited(session, incarnation, 1))
+            self.give(Available(session, 8000 + session))
+        return True
+
+
+def count(job: Job, plan: list[tuple[int, int]], *, save: bool = True) -> int:
+    for rows, step in plan:
+        if not job.incarnation(rows, step=step, save=save):
+            break
+    return job.num_incarnations
+
+
+def test_saving_again_what_was_restored_is_no_progress() -> None:
+    """Else a job that fails after its last step would be started again for ever."""
+    job = Job(max_restarts=2)
+    assert count(job, [(10, 1), *[(0, 1)] * 9]) == 1 + 2
+    assert job.control.outcome.exit_code == 75
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1, 3])
+def test_without_checkpoints_restarts_are_those_allowed(max_restarts: int) -> None:
+    assert count(Job(max_restarts), [(0, 0)] * 9, save=False) == 1 + max_restarts
+
+
+def test_every_row_further_begins_the_count_anew() -> None:
+    job = Job(max_restarts=1)
+    assert count(job, [(4, step) for step in range(1, 9)]) == 8, "each incarnation got four rows further"
+
+
+def test_a_pause_of_progress_is_counted_from_the_last_row() -> None:
+    job = Job(max_restarts=2)
+    assert count(job, [(4, 1), (0, 1), (4, 2), (0, 2), (0, 2), (0, 2), (0, 2)]) == 3 + 2

@@ -1,0 +1,68 @@
+"""The coordinator's service around the state machine: commits that surprise it, and incarnations' numbers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paddlewheel.trainer.checkpoint.folder_store import Folder
+from paddlewheel.trainer.coordinator import messages, resume
+from paddlewheel.trainer.coordinator.journal import Journal
+from paddlewheel.trainer.coordinator.plan import JobPlan
+from paddlewheel.trainer.coordinator.row_ledger import Cursor
+from paddlewheel.trainer.coordinator.service import CoordinatorService, _last_incarnation
+
+
+class _Surprising(Folder):
+    """A place whose draft is complete, and then raises something that nobody has thought of."""
+
+    def __init__(self, path: Path, error: Exception) -> None:
+        super().__init__(path)
+        self._error = error
+
+    def check_complete(self, address: str) -> Any:
+        raise self._error
+
+    def discard(self, pattern: str) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyError("files"), "KeyError: 'files'"),
+        (TypeError("no"), "TypeError: no"),
+        (RuntimeError("the transfer was told to end"), "RuntimeError: the transfer"),
+        (OSError(28, "No space left on device"), "No space left"),
+    ],
+)
+def test_whatever_a_commit_raises_it_is_settled(tmp_path: Path, error: Exception, words: str) -> None:
+    async def commit() -> list[messages.Event]:
+        plan = JobPlan(name="j", num_servers=1, num_trainers=1, run_dir=str(tmp_path), job={}, tables={})
+        journal = Journal(plan.journal)
+        service = CoordinatorService(plan, journal, _Surprising(tmp_path, error), resume.Start(), 0)
+        heard: list[messages.Event] = []
+        service.apply = heard.append  # type: ignore[method-assign]
+        await service._commit(messages.Commit(Cursor(3, ".step-3", {}), 1.0))
+        await service._discard(".step-*")
+        await service.close()
+        journal.close()
+        return heard
+
+    (settled,) = asyncio.run(commit())
+    assert isinstance(settled, messages.Settled)
+    assert settled.commit.cursor.step == 3
+    assert words in settled.error
+
+
+def test_no_number_of_an_incarnation_is_used_twice_though_the_journal_lost_its_record() -> None:
+    start = resume.Start("/c/step-1", {"incarnation": 4})
+    assert (
+        _last_incarnation([{"what": "incarnation", "incarnation": 2}, {"what": "running", "incarnation": 3}], start)
+        == 4
+    )
+    assert _last_incarnation([{"what": "running", "incarnation": 7}, {"what": "run"}], start) == 7
+    assert _last_incarnation([], resume.Start()) == 0

@@ -1,0 +1,435 @@
+"""The GPU side without a GPU: programs become kernel calls, and the calls, computed by NumPy, are the model."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
+
+from paddlewheel.data_pipeline.batch import Batch, TableKeys
+from paddlewheel.trainer.dense.gpu_program import GpuProgram, chosen_precision
+from paddlewheel.trainer.dense.inputs import TableLayout
+from paddlewheel.trainer.dense.program import DenseProgram, padded_count
+from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.job.config import JobConfig
+from paddlewheel.trainer.job.errors import ConfigError
+from paddlewheel.trainer.job.train import DenseOptimizerConfig
+from paddlewheel.trainer.kernels.gpu import library, lowering, self_check
+from paddlewheel.trainer.kernels.gpu.kernel_calls import ENCODERS, FUNCTIONS, Buffer, Call, View, row_major
+from paddlewheel.trainer.kernels.gpu.library import GpuError
+from paddlewheel.trainer.kernels.gpu.runner import places
+from paddlewheel.trainer.models import parse_model
+from tests.support.emulated_gpu import EmulatedDevice
+from tests.unit.trainer.models.test_models import CASES, MULTI_TASK, D, U, W, batch_of, layouts, name_of
+
+OPTIMIZER = DenseOptimizerConfig(learning_rate=0.01, weight_decay=0.01, l2=0.001, clip_norm=0.5)
+
+
+def program_of(case, precision="float32", **changes):
+    options = {
+        "num_dense": D,
+        "num_labels": 2 if case["kind"] in MULTI_TASK else 1,
+        "model": parse_model(case),
+        "optimizer": OPTIMIZER,
+        "seed": 1,
+        "rank": 0,
+        **changes,
+    }
+    if precision == "cpu":
+        return DenseProgram(layouts(case["kind"]), **options)
+    return GpuProgram(layouts(case["kind"]), device=EmulatedDevice(), precision=precision, **options)
+
+
+def values_of(case, seed=3):
+    rng = np.random.default_rng(seed)
+    batch = batch_of(2 if case["kind"] in MULTI_TASK else 1)
+    return batch, {t.name: rng.normal(0, 0.5, (U, W + 1)).astype(np.float32) for t in layouts(case["kind"])}
+
+
+def error(found, expected):
+    return np.linalg.norm(found - expected) / max(np.linalg.norm(expected), 1e-12)
+
+
+LOW = {"deepfm-[5,4]", "dlrm-[5]-[4]", "dcn-[4]-3-stacked-2", "mmoe-3-[4]-[3]"}  # others have the same layers
+
+
+@pytest.mark.parametrize(
+    ("case", "precision", "tolerance"),
+    [
+        pytest.param(case, precision, tolerance, id=f"{name_of(case)}-{precision}")
+        for case in CASES
+        for precision, tolerance in (("float32", 1e-5), ("bfloat16", 3e-2), ("float16", 5e-3))
+        if precision == "float32" or name_of(case) in LOW
+    ],
+)
+def test_every_model_is_the_same_on_cpu_and_gpu(case, precision, tolerance):
+    cpu, gpu = program_of(case, "cpu"), program_of(case, precision)
+    batch, rows = values_of(case)
+    assert error(gpu.predict(batch, rows), cpu.predict(batch, rows)) < tolerance
+    expected, found = cpu.gradients(batch, rows), gpu.gradients(batch, rows)
+    assert found.finite
+    assert error(found.logit_BY, expected.logit_BY) < tolerance
+    assert error(found.flat_N, expected.flat_N) < tolerance
+    for name, grads_UW in expected.tables.items():
+        assert found.tables[name].shape == grads_UW.shape
+        assert error(found.tables[name], grads_UW) < tolerance
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c["kind"] in {"deepfm", "dlrm", "dcn", "mmoe"}], ids=name_of)
+def test_steps_of_the_optimizer_agree_and_a_state_goes_from_one_to_the_other(case):
+    cpu, gpu = program_of(case, "cpu"), program_of(case)
+    batch, rows = values_of(case)
+    sync, buffer = DenseSync(0, 1, "", interface=None), gpu.buffer(7)
+    for step in range(4):
+        flat_N = cpu.gradients(batch, rows).flat_N
+        cpu.apply(flat_N[:-2], 3.0, rate_factor=0.5)
+        buffer.clear()
+        buffer.take(gpu.gradients(batch, rows))
+        np.testing.assert_allclose(buffer.tail[:2], flat_N[-2:], rtol=1e-5)
+        buffer.sum(sync)
+        buffer.apply(3.0, rate_factor=0.5)
+        if step == 1:
+            gpu.load_state(cpu.state())
+    assert set(gpu.state()) == set(cpu.state())
+    for name, value in cpu.state().items():
+        np.testing.assert_allclose(gpu.state()[name], value, rtol=2e-4, atol=2e-6, err_msg=name)
+    gpu.apply(flat_N[:-2], 2.0)
+    cpu.apply(flat_N[:-2], 2.0)
+    for name, value in cpu.parameters().items():
+        np.testing.assert_allclose(gpu.parameters()[name], value, rtol=2e-4, atol=2e-6, err_msg=name)
+
+
+def test_a_state_of_another_model_is_refused():
+    with pytest.raises(ValueError, match="of another model"):
+        program_of({"kind": "lr"}).load_state(program_of({"kind": "fwfm"}, "cpu").state())
+
+
+def test_batches_of_other_sizes_in_any_order():
+    case = {"kind": "din", "tower": [5], "attention": [4]}
+    cpu, gpu = program_of(case, "cpu"), program_of(case)
+    batch, rows = values_of(case)
+    smaller = _rows_of(batch, slice(2, 5), length=3)
+    for each in (batch, smaller, batch, _rows_of(batch, slice(0, 1), length=4), smaller):
+        expected, found = cpu.gradients(each, rows), gpu.gradients(each, rows)
+        assert error(found.flat_N, expected.flat_N) < 1e-5
+        assert error(found.tables["item"], expected.tables["item"]) < 1e-5
+        assert error(gpu.predict(each, rows), cpu.predict(each, rows)) < 1e-5
+
+
+def _rows_of(batch, rows, length):
+    tables = {
+        name: replace(
+            keys,
+            index={
+                n: (i[rows] if i.ndim == 1 else np.ascontiguousarray(i[rows, :length])) for n, i in keys.index.items()
+            },
+            single_BF=np.ascontiguousarray(keys.single_BF[rows]),
+        )
+        for name, keys in batch.tables.items()
+    }
+    return replace(
+        batch,
+        num_rows=len(batch.labels_BL[rows]),
+        dense_BD=batch.dense_BD[rows],
+        labels_BL=batch.labels_BL[rows],
+        sample_weight_B=batch.sample_weight_B[rows],
+        tables=tables,
+    )
+
+
+def test_a_bad_batch_is_told_and_changes_nothing():
+    case = {"kind": "deepfm", "tower": [5]}
+    for precision in ("float32", "float16"):
+        gpu = program_of(case, precision)
+        batch, rows = values_of(case)
+        before = gpu.state()
+        rows["user"][0] = np.inf
+        with np.errstate(all="ignore"):
+            assert not gpu.gradients(batch, rows).finite
+        for name, value in gpu.state().items():
+            np.testing.assert_array_equal(value, before[name])
+
+
+def test_float16_lowers_the_scale_of_the_loss_until_gradients_fit():
+    case = {"kind": "deepfm", "tower": [8]}
+    gpu, cpu = program_of(case, "float16"), program_of(case, "cpu")
+    batch, rows = values_of(case)
+    gpu._scale_loss(2.0**20)
+    with np.errstate(all="ignore"):
+        found = gpu.gradients(batch, rows)
+    assert found.finite
+    assert gpu._loss_scale < 2.0**20
+    assert error(found.flat_N, cpu.gradients(batch, rows).flat_N) < 5e-3
+
+
+def test_dropout_differs_from_step_to_step_and_is_off_in_predictions():
+    case = {"kind": "deepfm", "tower": [32], "dropout": 0.5}
+    gpu, cpu = program_of(case), program_of(case, "cpu")
+    batch, rows = values_of(case)
+    logits = [gpu.gradients(batch, rows).logit_BY for _ in range(3)]
+    assert not np.array_equal(logits[0], logits[1])
+    assert not np.array_equal(logits[1], logits[2])
+    assert error(gpu.predict(batch, rows), cpu.predict(batch, rows)) < 1e-5
+
+
+def test_graphs_are_made_once_for_each_size():
+    case = {"kind": "deepfm", "tower": [5]}
+    gpu = program_of(case)
+    batch, rows = values_of(case)
+    gpu.gradients(batch, rows)
+    made = gpu.device.captured
+    fewer = {name: values[:-1] for name, values in rows.items()}
+    keys = {name: np.minimum(t.single_BF, U - 1) for name, t in batch.tables.items()}
+    for name, t in batch.tables.items():
+        t.single_BF[:] = keys[name]
+    gpu.gradients(batch, fewer)
+    assert gpu.device.captured == made
+
+
+# ------------------------------------------------------------------------------------------------- one table alone
+
+
+def one_table(precision, width=8, first_order=True):
+    """DeepFM on single-valued features of one table: lookup and FM pairs are one kernel, their gradients another."""
+    table = TableLayout("t", width + first_order, first_order, ("a", "b", "c", "d", "e"))
+    options = {"num_dense": 2, "num_labels": 1, "model": parse_model({"kind": "deepfm", "tower": [8, 8]})}
+    options |= {"optimizer": OPTIMIZER, "seed": 1, "rank": 0}
+    if precision == "cpu":
+        return DenseProgram([table], **options)
+    return GpuProgram([table], device=EmulatedDevice(), precision=precision, **options)
+
+
+def one_table_batch(width=8, first_order=True):
+    rng = np.random.default_rng(8)
+    index_BF = rng.integers(0, 12, (9, 5)).astype(np.int32)
+    names = ("a", "b", "c", "d", "e")
+    keys = TableKeys(
+        np.arange(1, 12, dtype=np.uint64), {n: index_BF[:, i] for i, n in enumerate(names)}, index_BF, names
+    )
+    dense_BD, labels_BL = rng.random((9, 2), np.float32), (rng.random((9, 1)) < 0.5).astype(np.float32)
+    batch = Batch(num_rows=9, dense_BD=dense_BD, labels_BL=labels_BL, tables={"t": keys}, spans=())
+    return batch, {"t": rng.normal(0, 0.5, (11, width + first_order)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("first_order", [True, False])
+@pytest.mark.parametrize(("width", "fused"), [(4, True), (8, True), (16, True), (6, False)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("bfloat16", 3e-2)])
+def test_lookup_and_pairs_in_one_kernel(width, fused, first_order, precision, tolerance):
+    cpu, gpu = one_table("cpu", width, first_order), one_table(precision, width, first_order)
+    batch, rows = one_table_batch(width, first_order)
+    expected, found = cpu.gradients(batch, rows), gpu.gradients(batch, rows)
+    assert error(found.logit_BY, expected.logit_BY) < tolerance
+    assert error(found.flat_N, expected.flat_N) < tolerance
+    assert error(found.tables["t"], expected.tables["t"]) < tolerance
+    assert ("fields_lookup" in gpu._runner.kernels, "fields_grad" in gpu._runner.kernels) == (fused, fused)
+    if fused:
+        assert not {"gather", "scatter_add", "fm_pairs", "fm_pairs_grad"} & gpu._runner.kernels
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_embeddings_go_straight_into_the_layer_s_input_where_they_can(copied, monkeypatch):
+    """Behind two dense columns they would begin at no multiple of four elements: then they are copied."""
+    if copied:
+        read = lowering.Lowering.op_concat
+
+        def turned(self, op):
+            read(self, replace(op, ins={"X": op.ins["X"][::-1]}) if len(op.ins["X"]) == 2 else op)
+
+        monkeypatch.setattr(lowering.Lowering, "op_concat", turned)
+    graph = one_table("float32").graphs["train"]
+    shapes = {"dense": (9, 2), "label": (9, 1), "row_weight": (9, 1), "t/rows": (11, 9), "t/single": (9, 5)}
+    calls = lowering.Lowering(graph, lowering.Memory(graph, "bf16"), shapes).run().calls
+    (lookup,) = [c for c in calls if c.kernel == "fields_lookup"]
+    (layer,) = [c for c in calls if c.kernel == "matmul" and c.told["relu"]][:1]
+    assert (lookup.outs[0].buffer is layer.ins[0].buffer) != copied
+    assert lookup.outs[0].type == ("f32" if copied else "bf16")
+
+
+# ----------------------------------------------------------------------------------------- the list of what is needed
+
+
+def zoo_calls(batch=37, keys=23):
+    for case in [
+        *CASES,
+        {"kind": "deepfm", "tower": [5], "dropout": 0.2},
+        {"kind": "deepfm", "tower": [5], "norm": "layer"},
+    ]:
+        program = program_of(case)
+        yield from program._runner.optimizer_calls
+        widths = {"dense": D, "label": 2 if case["kind"] in MULTI_TASK else 1, "row_weight": 1}
+        for table in layouts(case["kind"]):
+            widths |= {f"{table.name}/rows": W + 1, f"{table.name}/single": len(table.single)}
+        for each in program.graphs.values():
+            for low in ("f32", "bf16"):
+                yield from self_check.calls_of(
+                    each, self_check.small_shapes(each, widths, batch, keys), low, tf32=True
+                )[0]
+    widths = {"dense": 2, "label": 1, "row_weight": 1, "t/rows": 9, "t/single": 5}
+    for each in one_table("float32").graphs.values():
+        for low in ("f32", "bf16", "f16"):
+            yield from self_check.calls_of(each, self_check.small_shapes(each, widths, batch, keys), low, tf32=True)[0]
+
+
+def test_the_kernels_and_the_lowered_operators_are_those_that_the_models_need(monkeypatch):
+    """None is missing (lowering would refuse the program), none is there for nothing."""
+    operators, build = {"scale", "shape"}, program_of
+
+    def watched(case):
+        program = build(case)
+        if case.get("norm") != "layer":
+            operators.update(op.type for op in program._main.global_block().ops)
+        return program
+
+    monkeypatch.setitem(globals(), "program_of", watched)
+    calls = list(zoo_calls())
+    helpers = {"count", "low_copies"}  # the number of the step; parameters set from outside
+    assert {call.kernel for call in calls} | helpers == set(ENCODERS)
+    assert {call.told["op"] for call in calls if "op" in call.told} | {"max_grad_second"} == set(FUNCTIONS)
+
+    ours = {name.removeprefix("op_") for name in vars(lowering.Lowering) if name.startswith("op_")}
+    assert operators <= ours
+    assert {name for name in ours if not name.startswith("pw_")} == operators | {"log_grad"}
+
+
+def test_an_operator_without_a_kernel_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.delattr(lowering.Lowering, "op_gather")
+    with pytest.raises(
+        lowering.UnsupportedError,
+        match=r"'gather', which has no GPU kernel here: train it with `--set train\.device=cpu`",
+    ):
+        program_of({"kind": "lr"})
+
+
+def test_a_sum_is_checked_with_terms_that_do_not_cancel():
+    """A float32 sum near zero has a relative error that says nothing about the kernel."""
+    rng = np.random.default_rng(0)
+    view, out = (View(Buffer(4 * n), 0, (n,), (1,)) for n in (37, 1))
+    for op in ("copy", "mul"):
+        ins = (view,) if op == "copy" else (view, view)
+        call = Call("reduce", (out, None), ins, {"op": op})
+        draws = [[self_check._random(call, i, v, op, rng) for i, v in enumerate(ins)] for _ in range(3000)]
+        terms = np.prod(draws, axis=1)
+        assert (abs(terms.sum(1)) > 0.02 * abs(terms).sum(1)).all()
+        assert terms.min() < -0.1
+
+
+def test_a_kernel_that_computes_wrong_numbers_ends_the_start(monkeypatch):
+    right = EmulatedDevice._run
+
+    def wrong(self, bound):
+        right(self, bound)
+        call, starts = bound
+        if call.kernel == "fm_pairs":
+            memory = np.ctypeslib.as_array((ctypes.c_float * 1).from_address(starts[id(call.outs[0].buffer)]))
+            memory[0] *= 1.5
+
+    monkeypatch.setattr(EmulatedDevice, "_run", wrong)
+    with pytest.raises(GpuError, match=r"wrong numbers in 1 of the kernels[\s\S]*fm_pairs[\s\S]*paddlewheel gpu build"):
+        program_of({"kind": "deepfm", "tower": [5]})
+    program_of({"kind": "lr"})  # which has no such kernel
+
+
+# ------------------------------------------------------------------------------------------------------ memory and
+# views
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 900)), min_size=1, max_size=30))
+def test_buffers_that_live_at_once_have_places_of_their_own(spans):
+    buffers = [(first, first + length, Buffer(size)) for first, length, size in spans]
+    calls = [
+        Call("zero", tuple(View(b, 0, (1,), (1,)) for first, last, b in buffers if at in {first, last}))
+        for at in range(12)
+    ]
+    found, size = places(calls)
+    used = [(first, last, found[id(b)], b.nbytes) for first, last, b in buffers]
+    assert all(start % 256 == 0 and start + nbytes <= size for _, _, start, nbytes in used)
+    for i, (first, last, start, nbytes) in enumerate(used):
+        for other_first, other_last, other_start, other_nbytes in used[:i]:
+            if first <= other_last and other_first <= last and nbytes and other_nbytes:
+                assert start + nbytes <= other_start or other_start + other_nbytes <= start
+
+
+@given(st.data())
+def test_a_reshaped_view_holds_the_same_elements_in_order(data):
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    memory = np.arange(4096)
+    strides = tuple(data.draw(st.sampled_from([0, s, s + 1, 2 * s])) for s in row_major(shape))
+    view = View(Buffer(0), 3, shape, strides)
+    target = data.draw(st.permutations(shape)) if data.draw(st.booleans()) else [*shape, 1]
+    found = view.with_shape(tuple(target))
+    array = as_strided(memory[3:], shape, [s * 8 for s in strides])
+    if found is not None:
+        again = as_strided(memory[3:], found.shape, [s * 8 for s in found.strides])
+        np.testing.assert_array_equal(again.ravel(), array.ravel())
+    else:
+        assert not view.contiguous
+
+
+@given(st.integers(0, 5_000_000))
+def test_few_sizes_for_the_keys_of_a_batch(count):
+    size = padded_count(count)
+    assert size >= count
+    assert size <= max(64, count * 1.13)
+    assert padded_count(size) == size
+
+
+# --------------------------------------------------------------------------------------------------- what a user is
+# told
+
+
+def _job(**train):
+    return {"name": "j", "data": {"train": "x", "labels": ["y"], "sparse": [{"name": "a"}]}, "train": train}
+
+
+@pytest.mark.parametrize("precision", ["tfloat32", "float16"])
+def test_precisions_of_gpus_are_refused_on_cpus(precision):
+    with pytest.raises(ConfigError, match=rf"train\.precision: {precision} is for GPUs.*float32, bfloat16 or auto"):
+        JobConfig.parse(_job(precision=precision))
+    assert JobConfig.parse(_job(precision=precision, device="gpu")).train.precision == precision
+
+
+def test_native_operators_are_refused_on_gpus():
+    with pytest.raises(ConfigError, match=r"train\.operators: native are operators for CPUs"):
+        JobConfig.parse(_job(operators="native", device="gpu"))
+
+
+def test_precision_by_compute_capability():
+    assert chosen_precision("auto", 90) == chosen_precision("auto", 80) == "bfloat16"
+    assert chosen_precision("auto", 75) == "float16"
+    assert chosen_precision("float32", 70) == "float32"
+    with pytest.raises(GpuError, match=r"needs a GPU of compute capability 8\.0 or later, this one has 7\.0"):
+        chosen_precision("bfloat16", 70)
+
+
+def test_kernels_that_were_not_built(monkeypatch, tmp_path):
+    monkeypatch.setenv("PADDLEWHEEL_GPU_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(library, "_library", None)
+    with pytest.raises(GpuError, match=re.escape("run `paddlewheel gpu build` on this machine")):
+        library.load()
+
+
+def test_a_library_that_is_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("PADDLEWHEEL_GPU_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(library, "_library", None)
+    library.kernels_path().write_text("no library")
+    with pytest.raises(GpuError, match=r"cannot be loaded: .*`paddlewheel gpu build` again"):
+        library.load()
+
+
+def test_a_build_without_a_compiler_and_for_a_gpu_that_is_too_old(monkeypatch, tmp_path):
+    monkeypatch.setenv("PADDLEWHEEL_GPU_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(library, "nvcc", lambda: None)
+    with pytest.raises(GpuError, match="nvcc was not found: install the CUDA toolkit"):
+        library.build([90])
+    monkeypatch.setattr(library, "nvcc", lambda: tmp_path / "nvcc")
+    monkeypatch.setattr(library, "gpus", list)
+    with pytest.raises(GpuError, match=r"nvidia-smi shows no GPU.*--arch 90"):
+        library.build()
+    with pytest.raises(GpuError, match=r"compute capability 6\.1: the kernels need 7\.0"):
+        library.build([61])

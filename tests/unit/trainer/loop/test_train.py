@@ -1,0 +1,170 @@
+"""The loop of one trainer, with its real exchange and dense program: what is counted, waited for and agreed on."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from paddlewheel.data_pipeline.batch import Batch, Span, TableKeys
+from paddlewheel.trainer.dense.inputs import TableLayout
+from paddlewheel.trainer.dense.program import DenseProgram
+from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.job.train import DenseOptimizerConfig
+from paddlewheel.trainer.loop.embedding_pipeline import Exchange
+from paddlewheel.trainer.loop.train import BadStepsError, Progress, RowsLostError, Signals, TrainLoop
+from paddlewheel.trainer.models import parse_model
+
+
+def batch(rows: int, taken: int | None = None, *, dense: float = 0.5, start: int = 0) -> Batch:
+    """taken: rows of its spans, those that cannot be used included."""
+    single = np.ones((rows, 1), np.int32)
+    keys = TableKeys(np.array([7] if rows else [], np.uint64), {"a": single[:, 0]}, single, ("a",))
+    return Batch(
+        num_rows=rows,
+        dense_BD=np.full((rows, 1), dense, np.float32),
+        labels_BL=np.ones((rows, 1), np.float32),
+        tables={"default": keys},
+        spans=(Span(0, start, rows if taken is None else taken),),
+    )
+
+
+class Table:
+    """Answers with zeros, writes down what is done."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log, self.gate = log, threading.Event()
+        self.gate.set()
+
+    def pull(self, table: str, keys_U: np.ndarray) -> np.ndarray:
+        return np.zeros((len(keys_U), 2), np.float32)
+
+    def push(self, table: str, *arrays: np.ndarray) -> None:
+        assert self.gate.wait(20)
+        self.log.append("push")
+
+
+class Sync(DenseSync):
+    """The group of one, which writes down when it would wait for others."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__(0, 1, "", interface=None)
+        self.log = log
+
+    def rendezvous(self) -> None:
+        self.log.append("rendezvous")
+
+    def barrier(self) -> None:
+        self.log.append("barrier")
+
+
+class Run:
+    """A loop over batches, from a given progress on."""
+
+    def __init__(self, *, max_bad_steps: int = 10, signals: Signals | None = None) -> None:
+        self.log: list[str] = []
+        self.table, self.signals = Table(self.log), signals or Signals()
+        program = DenseProgram(
+            [TableLayout("default", 2, True, ("a",))],
+            num_dense=1,
+            num_labels=1,
+            model=parse_model({"kind": "lr"}),
+            optimizer=DenseOptimizerConfig(),
+            seed=1,
+            rank=0,
+        )
+        self.loop = TrainLoop(
+            program,
+            Sync(self.log),
+            max_bad_steps=max_bad_steps,
+            checkpoint_every_steps=None,
+            signals=self.signals,
+            on_step=lambda progress, batch, skipped: self.log.append("step"),
+        )
+
+    def epoch(self, batches, rows_left: int, **hooks) -> bool:
+        hooks = {"on_checkpoint": lambda: self.log.append("checkpoint"), **hooks}
+        with Exchange(self.table, iter(batches), max_staleness_steps=1) as exchange:
+            return self.loop.epoch(exchange, rows_left=rows_left, synchronous=False, **hooks)
+
+
+def test_rows_at_the_end_that_cannot_be_used_count_as_taken() -> None:
+    run = Run()
+    assert run.epoch([batch(8), batch(8, 11), batch(0, 500)], rows_left=519)
+    progress = run.loop.progress
+    assert (progress.rows, progress.taken, progress.step) == (16, 519, 3)
+
+
+def test_more_rows_than_a_float_holds_are_counted_exactly() -> None:
+    """2**24 + 1 is the first whole number that float32 lacks."""
+    run = Run()
+    taken = [2**24 + 1, 3 * 2**24 + 5, 1]
+    assert run.epoch([batch(2, n) for n in taken], rows_left=sum(taken))
+    assert run.loop.progress.taken == sum(taken)
+
+
+def test_another_number_of_rows_than_the_data_holds_is_no_end() -> None:
+    with pytest.raises(RowsLostError, match="epoch 0 ended after 8 rows of 9"):
+        Run().epoch([batch(8)], rows_left=9)
+
+
+def test_trainers_meet_when_each_has_its_first_batch_and_before_the_first_step() -> None:
+    run, gate = Run(), threading.Event()
+
+    def slow():
+        assert gate.wait(20)
+        run.log.append("read")
+        yield batch(4)
+
+    threading.Timer(0.05, gate.set).start()
+    assert run.epoch(slow(), rows_left=4)
+    assert run.log[:3] == ["read", "rendezvous", "step"]
+
+
+def test_an_epoch_ends_when_all_pushes_of_all_trainers_are_applied() -> None:
+    """Else an evaluation after it would see the tables of a moment before, each time other ones."""
+    run = Run()
+    run.table.gate.clear()
+    threading.Timer(0.05, run.table.gate.set).start()
+    assert run.epoch([batch(4), batch(4)], rows_left=8)
+    assert run.log[-1] == "barrier"
+    assert run.log.count("push") == 2
+
+
+def test_who_is_to_stop_evaluates_no_more() -> None:
+    run = Run(signals=Signals(stop=True, save_before_stop=True))
+    evaluated: list[int] = []
+    finished = run.epoch(
+        [batch(4), batch(4)],
+        rows_left=8,
+        evaluation_due=lambda step: True,
+        on_evaluation=lambda: bool(evaluated.append(run.loop.progress.step)),
+    )
+    assert not finished
+    assert (evaluated, run.log.count("checkpoint"), run.loop.progress.step) == ([], 1, 1)
+
+
+def test_bad_steps_are_limited_over_restarts() -> None:
+    """A checkpoint carries the count on, so an incarnation does not begin with a clean sheet."""
+    first = Run(max_bad_steps=3)
+    bad = [batch(4, dense=3e38), batch(4), batch(4, dense=3e38)]
+    assert first.epoch(bad, rows_left=12)
+    cursor = {"step": 3, "rows": 12, "position": {"epoch": 1}}
+    kept = first.loop.progress.state()
+    assert (kept["bad_steps"], kept["bad_rows"], kept["rows"]) == (2, 8, 12)
+    second = Run(max_bad_steps=3)
+    second.loop.progress.load_state(kept, cursor)
+    with pytest.raises(BadStepsError, match=r"4 steps \(16 rows\).*max_bad_steps allows 3"):
+        second.epoch([batch(4, dense=3e38), batch(4, dense=3e38)], rows_left=8)
+
+
+def test_progress_goes_on_where_a_checkpoint_left_it() -> None:
+    before = Progress(epoch=1, step=9, rows=700, taken=900, bad_steps=2, bad_rows=50, loss_sum=3.5, weight_sum=7.0)
+    cursor = {"step": 9, "rows": 900, "position": {"epoch": 1}}
+    after = Progress()
+    after.load_state(before.state(), cursor)
+    assert after == before
+    older = Progress()
+    older.load_state(None, cursor)  # of a checkpoint that says nothing of it
+    assert (older.rows, older.taken, older.bad_steps) == (900, 900, 0)

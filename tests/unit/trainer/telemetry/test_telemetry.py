@@ -1,0 +1,404 @@
+"""The mapping from what children say to metrics, and the registry held against the catalogue."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import socket
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from paddlewheel.trainer.telemetry import DurationHistogram, Series, Telemetry, probes
+from paddlewheel.trainer.telemetry.agent import memory_limit_bytes
+from paddlewheel.trainer.telemetry.catalogue import BY_NAME, CATALOGUE, COMMON_LABELS, MAX_OPEN_VALUES, Kind, of_role
+from paddlewheel.trainer.telemetry.probes import gpu_probe
+
+
+def scrape(telemetry: Telemetry) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """Sample name -> labels -> value, read back from the text that Prometheus gets."""
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(generate_latest(telemetry.registry).decode()):
+        for sample in family.samples:
+            key = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in COMMON_LABELS))
+            assert set(sample.labels) >= set(COMMON_LABELS), sample
+            found.setdefault(sample.name, {})[key] = sample.value
+    return found
+
+
+def value(telemetry: Telemetry, name: str, **labels: str) -> float:
+    return scrape(telemetry)[f"paddlewheel_{name}"][tuple(sorted(labels.items()))]
+
+
+def progress(**fields: Any) -> dict[str, Any]:
+    return {"event": "progress", "step": 1, "epoch": 0, **fields}
+
+
+def trainer() -> Telemetry:
+    telemetry = Telemetry("trainer", "job", rank=0, version="1", clock=lambda: 1000.0)
+    telemetry.child_started(1)
+    return telemetry
+
+
+@pytest.mark.parametrize("role", ["trainer", "pserver"])
+def test_a_registry_serves_exactly_the_families_of_its_catalogue_page(role: str) -> None:
+    telemetry = Telemetry(role, "job", rank=0)
+    served = {family.name: family for family in telemetry.series.collect()}
+    expected = {metric.name.removesuffix("_total"): metric for metric in of_role(role)}
+    assert set(served) == set(expected)
+    for name, family in served.items():
+        assert (family.type, family.documentation) == (expected[name].kind.value, expected[name].help)
+
+
+def test_names_follow_the_convention() -> None:
+    units = ("_seconds", "_bytes", "_ratio")
+    for metric in CATALOGUE:
+        assert metric.name.startswith("paddlewheel_")
+        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER), metric.name
+        assert metric.kind is not Kind.HISTOGRAM or metric.name.endswith(units), metric.name
+        assert not {label.name for label in metric.labels} & {*COMMON_LABELS, "job", "instance", "le"}, metric.name
+        assert metric.help.endswith("."), metric.name
+
+
+def test_no_process_can_serve_an_unbounded_number_of_series() -> None:
+    for role in ("trainer", "pserver", "coordinator"):
+        assert sum(metric.num_series_bound for metric in of_role(role)) < 500, role
+    series = Series([BY_NAME["paddlewheel_job_table_bytes"]], dict.fromkeys(COMMON_LABELS, ""))
+    for i in range(10 * MAX_OPEN_VALUES):
+        series.set("paddlewheel_job_table_bytes", i, table=f"t{i}")
+    (family,) = series.collect()
+    assert len(family.samples) == MAX_OPEN_VALUES + 1
+    assert "other" in {sample.labels["table"] for sample in family.samples}
+
+
+def test_a_value_outside_of_a_closed_set_is_dropped() -> None:
+    telemetry = trainer()
+    before = scrape(telemetry)
+    telemetry.observe({"event": "log", "level": "chatty", "message": "x"})
+    telemetry.series.add("paddlewheel_agent_child_failures_total", reason="full moon")
+    after = scrape(telemetry)
+    assert {name: set(samples) for name, samples in before.items()} == {n: set(s) for n, s in after.items()}
+
+
+def test_counters_grow_over_children_and_never_go_back() -> None:
+    telemetry = trainer()
+    telemetry.observe(progress(step=10, own_rows=100, bad_steps=1))
+    telemetry.observe(progress(step=15, own_rows=150, bad_steps=1))
+    telemetry.child_exited(-9, expected=False)
+    assert value(telemetry, "trainer_rows_total") == 150
+    telemetry.child_started(2)
+    telemetry.observe({"event": "ready", "step": 10, "bad_steps": 1})  # restored from the checkpoint of step 10
+    assert value(telemetry, "trainer_rows_total") == 150
+    telemetry.observe(progress(step=12, own_rows=20, bad_steps=1))
+    assert value(telemetry, "trainer_rows_total") == 170
+    assert value(telemetry, "trainer_steps_total") == 17
+    assert value(telemetry, "trainer_bad_steps_total") == 1
+    assert value(telemetry, "agent_child_starts_total") == 2
+    assert value(telemetry, "agent_child_failures_total", reason="signal") == 1
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("step"), st.integers(0, 1000)),
+            st.tuples(st.just("start"), st.integers(0, 5)),
+            st.tuples(st.just("rows"), st.one_of(st.floats(), st.integers(-5, 10**12), st.none(), st.text(max_size=3))),
+        ),
+        max_size=30,
+    )
+)
+def test_no_order_of_events_makes_a_counter_go_back(steps: list[tuple[str, Any]]) -> None:
+    telemetry = trainer()
+    seen: dict[tuple[str, Any], float] = {}
+    for kind, number in steps:
+        if kind == "start":
+            telemetry.child_exited(0, expected=True)
+            telemetry.child_started(number)
+            telemetry.observe({"event": "ready", "step": number})
+        else:
+            telemetry.observe(progress(step=number) if kind == "step" else progress(own_rows=number, bytes=number))
+        for family in telemetry.series.collect():
+            for sample in family.samples:
+                if sample.name.endswith(("_total", "_bucket", "_count", "_sum")):
+                    key = (sample.name, tuple(sorted(sample.labels.items())))
+                    assert sample.value >= seen.get(key, 0.0)
+                    seen[key] = sample.value
+
+
+def test_twenty_restarts_make_no_new_series() -> None:
+    telemetry = trainer()
+    histogram = DurationHistogram()
+    numbers = []
+    for incarnation in range(1, 21):
+        telemetry.child_started(incarnation)
+        histogram.observe(0.01)
+        telemetry.observe({"event": "ready"})
+        telemetry.observe(progress(loss=0.5, auc=0.7, own_rows=10, durations={"wait": histogram.to_json()}))
+        telemetry.observe({"event": "log", "level": "error", "message": "?"})
+        telemetry.child_measured(1e9, 3.0)
+        telemetry.child_exited(75, expected=False)
+        numbers.append({name: set(samples) for name, samples in scrape(telemetry).items()})
+    assert all(number == numbers[0] for number in numbers)
+    assert value(telemetry, "agent_child_failures_total", reason="retry") == 20
+    # An agent process that is started again serves the same series.
+    assert set(scrape(trainer())) <= set(numbers[0])
+
+
+def test_histograms_of_a_child_arrive_whole() -> None:
+    telemetry = trainer()
+    child = DurationHistogram()
+    for seconds in (0.0004, 0.001, 0.0011, 0.3, 100.0):
+        child.observe(seconds)
+    telemetry.observe(progress(durations={"compute": child.to_json(), "servers_pull": child.to_json()}))
+    telemetry.observe(progress(durations={"compute": child.to_json()}))  # nothing new
+    found = scrape(telemetry)
+    buckets = found["paddlewheel_trainer_step_phase_seconds_bucket"]
+    at = {
+        bound: buckets[("le", bound), ("phase", "compute")] for bound in ("0.0005", "0.001", "0.0025", "10.0", "+Inf")
+    }
+    assert at == {"0.0005": 1, "0.001": 2, "0.0025": 3, "10.0": 4, "+Inf": 5}
+    assert found["paddlewheel_trainer_step_phase_seconds_count"][(("phase", "compute"),)] == 5
+    total = found["paddlewheel_trainer_step_phase_seconds_sum"][(("phase", "compute"),)]
+    assert math.isclose(total, child.sum_seconds)
+    assert found["paddlewheel_trainer_pull_seconds_count"][()] == 5
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {},
+        {"event": None},
+        {"event": "progress"},
+        {"event": "progress", "loss": "high", "auc": None, "step": True, "own_rows": float("nan")},
+        {"event": "progress", "durations": [1]},
+        {"event": "progress", "durations": {"wait": {"counts": [1], "sum_seconds": 1}}},
+        {"event": "progress", "durations": {"wait": {"counts": ["x"] * 14, "sum_seconds": 1}}},
+        {"event": "result", "eval": 3},
+        {"event": "log"},
+    ],
+)
+def test_whatever_a_child_says_raises_nothing(event: dict[str, Any]) -> None:
+    telemetry = trainer()
+    telemetry.observe(event)
+    assert value(telemetry, "trainer_rows_total") == 0
+
+
+def test_gauges_follow_the_last_event_and_the_child() -> None:
+    telemetry = Telemetry("trainer", "job", clock=lambda: 1234.0)
+    assert value(telemetry, "agent_joined") == 0
+    telemetry.joined(3)
+    telemetry.child_started(7)
+    telemetry.observe({"event": "ready"})
+    telemetry.child_measured(5e8, 1.5)
+    telemetry.observe(progress(loss=0.5, auc=0.71, staleness_steps=2))
+    telemetry.observe({"event": "result", "eval": {"auc": 0.8, "logloss": 0.4}})
+    assert value(telemetry, "agent_joined") == value(telemetry, "agent_child_ready") == 1
+    assert (value(telemetry, "trainer_loss"), value(telemetry, "trainer_auc")) == (0.5, 0.71)
+    assert (value(telemetry, "trainer_eval_auc"), value(telemetry, "trainer_staleness_steps")) == (0.8, 2)
+    assert value(telemetry, "agent_last_event_timestamp_seconds") == 1234
+    assert value(telemetry, "agent_child_memory_bytes") == 5e8
+    (sample,) = [s for f in telemetry.series.collect() for s in f.samples if s.name == "paddlewheel_trainer_loss"]
+    assert sample.labels == {"job_name": "job", "role": "trainer", "rank": "3"}
+    telemetry.child_exited(0, expected=True)
+    telemetry.left()
+    for name in ("agent_joined", "agent_child_up", "agent_child_ready", "agent_child_memory_bytes"):
+        assert value(telemetry, name) == 0, name
+
+
+def test_a_probe_is_asked_only_while_the_child_runs_and_may_fail() -> None:
+    asked = []
+    telemetry = Telemetry("pserver", "job", rank=0)
+
+    def probe(series: Series) -> None:
+        asked.append(series)
+        series.set("paddlewheel_pserver_uptime_seconds", 5)
+        if len(asked) == 2:
+            raise OSError("connection refused")
+
+    scrape(telemetry)
+    telemetry.child_started(1)
+    scrape(telemetry)
+    assert not asked
+    telemetry.child_ready(probe)
+    assert value(telemetry, "pserver_uptime_seconds") == 5
+    assert value(telemetry, "pserver_uptime_seconds") == 0
+    assert value(telemetry, "pserver_probe_failures_total") == 1
+    telemetry.child_exited(-9, expected=False)
+    scrape(telemetry)
+    assert len(asked) == 3
+
+
+class FakeNvml(types.ModuleType):
+    """As much of nvidia-ml-py as is used: two GPUs, the second of which may fail."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+    broken = False
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if self.broken and index == 1:
+            raise self.NVMLError("fell off the bus")
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> types.SimpleNamespace:
+        return types.SimpleNamespace(used=(handle + 1) << 30)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> types.SimpleNamespace:
+        return types.SimpleNamespace(gpu=40 + handle)
+
+
+def test_gpus_are_shown_where_a_driver_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml("pynvml")
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    telemetry = Telemetry("trainer", "job", rank=0, probe=gpu_probe())
+    telemetry.child_started(1)
+    assert "paddlewheel_trainer_gpu_memory_bytes" not in scrape(telemetry)
+    telemetry.observe({"event": "ready"})
+    assert value(telemetry, "trainer_gpu_memory_bytes", gpu="1") == 2 << 30
+    assert value(telemetry, "trainer_gpu_utilization_ratio", gpu="0") == 0.4
+    nvml.broken = True
+    assert value(telemetry, "trainer_gpu_utilization_ratio", gpu="1") == 0.41, "the last reading stays"
+
+
+def test_no_driver_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpu_probe() is None
+
+
+PAGE = """\
+# TYPE rpc_socket_count gauge
+rpc_socket_count 7
+cost_profiler_pserver_server_pull_sparse_count {pulls}
+cost_profiler_pserver_server_push_sparse_count 5
+rpc_server_{port}_uptime 12.5
+rpc_server_{port}_paddle_distributed_ps_service_service_error 2
+rpc_server_{port}_paddle_distributed_ps_service_service_concurrency 1
+rpc_server_{port}_paddle_distributed_ps_service_service{{quantile="0.99"}} 26315
+"""
+
+
+def test_the_servers_page_becomes_metrics_with_sane_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = iter([PAGE.format(port=7, pulls=10), PAGE.format(port=7, pulls=12), PAGE.format(port=7, pulls=3)])
+
+    def read(host: str, port: int, *, timeout_seconds: float) -> dict[str, float]:
+        lines = (line.rpartition(" ") for line in next(pages).splitlines() if not line.startswith("#"))
+        return {name: float(number) for name, _, number in lines}
+
+    monkeypatch.setattr(probes, "brpc_metrics", read)
+    spec = {"endpoints": ["10.0.0.1:9", "[::1]:7"], "rank": 1, "tables": {}}
+    telemetry = Telemetry("pserver", "job", rank=1)
+    telemetry.child_started(1)
+    telemetry.child_ready(probes.ServerProbe.of_child(json.dumps(spec)))
+    found = scrape(telemetry)
+    assert found["paddlewheel_pserver_requests_total"] == {(("operation", "pull"),): 10, (("operation", "push"),): 5}
+    assert found["paddlewheel_pserver_request_latency_seconds"][(("quantile", "0.99"),)] == 0.026315
+    assert found["paddlewheel_pserver_request_errors_total"][()] == 2
+    assert value(telemetry, "pserver_requests_total", operation="pull") == 12
+    telemetry.child_started(2)
+    telemetry.child_ready(probes.ServerProbe.of_child(json.dumps(spec)))
+    assert value(telemetry, "pserver_requests_total", operation="pull") == 15, "a new server counts from 0"
+
+
+def test_the_memory_limit_is_the_containers_if_there_is_one(tmp_path: Path) -> None:
+    machine = memory_limit_bytes(tmp_path)
+    assert machine > 1 << 28
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_limit_bytes(tmp_path) == machine
+    (tmp_path / "memory.max").write_text("1048576\n")
+    assert memory_limit_bytes(tmp_path) == 1 << 20
+    (tmp_path / "memory.max").unlink()
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(str(1 << 62))  # cgroup v1's way to say none
+    assert memory_limit_bytes(tmp_path) == machine
+
+
+def test_new_keys_are_followed_by_table_and_feature_and_the_memory_limit_is_foreseen() -> None:
+    times = iter(range(0, 1000, 5))
+    # The clock on the wall goes back, as it may at any time: what is foreseen does not depend on it.
+    wall = iter(range(10**6, 0, -100))
+    telemetry = Telemetry(
+        "trainer", "job", rank=0, clock=lambda: float(next(wall)), monotonic=lambda: float(next(times))
+    )
+    telemetry.child_started(1)
+    said = {"event": "progress", "tables": {"t": {"new": 5}}, "new_keys_of_features": {"a": 4, "b": 1}}
+    telemetry.observe(said)
+    telemetry.observe({**said, "tables": {"t": {"new": 8}}, "new_keys_of_features": {"a": "x", "c": 3}})
+    telemetry.observe({**said, "tables": [1], "new_keys_of_features": 7})  # nothing that a child says raises
+    found = {
+        (sample.name, sample.labels.get("table") or sample.labels.get("feature")): sample.value
+        for family in telemetry.collect()
+        for sample in family.samples
+        if "new_keys" in sample.name
+    }
+    assert found == {
+        ("paddlewheel_trainer_new_keys_total", "t"): 8,
+        ("paddlewheel_trainer_feature_new_keys_total", "a"): 4,
+        ("paddlewheel_trainer_feature_new_keys_total", "b"): 1,
+        ("paddlewheel_trainer_feature_new_keys_total", "c"): 3,
+    }
+    assert telemetry.child_measured(1000, 0.0) is None
+    for used in range(2000, 12000, 1000):
+        left = telemetry.child_measured(used, 0.0)
+    assert left == pytest.approx((telemetry.memory_limit_bytes - 11000) / 200, rel=1e-6)
+
+
+def test_a_scrape_asks_a_server_for_its_page_and_nothing_else() -> None:
+    """Key counts walk through tables that a load or a day boundary may be rebuilding: the server would crash."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        port = listener.getsockname()[1]
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        heard.append(connection.recv(4096))
+                        body = PAGE.format(port=port, pulls=1).encode()
+                        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                        connection.sendall(head.encode() + body)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        telemetry = Telemetry("pserver", "job", rank=0)
+        telemetry.child_started(1)
+        spec = {"endpoints": [f"127.0.0.1:{port}"], "rank": 0, "tables": {"t": {}, "u": {}}}
+        telemetry.child_ready(probes.ServerProbe.of_child(json.dumps(spec)))
+        assert value(telemetry, "pserver_requests_total", operation="pull") == 1
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert [line.split(b"\r\n")[0] for line in heard] == [b"GET /brpc_metrics HTTP/1.1"]
+
+
+def test_trainer_0_tells_how_many_keys_there_are_and_how_even_they_lie() -> None:
+    from paddlewheel.trainer.telemetry.job import JobTelemetry
+
+    telemetry = JobTelemetry("job", dict)
+    telemetry._take_tables({"t": {"keys": [30, 10]}, "empty": {"keys": [0, 0]}, "not counted": {"keys": []}})
+    found = {
+        (sample.name, sample.labels["table"]): sample.value
+        for family in telemetry.series.collect()
+        for sample in family.samples
+        if sample.name in {"paddlewheel_job_table_keys", "paddlewheel_job_server_skew_ratio"}
+    }
+    assert found == {
+        ("paddlewheel_job_table_keys", "t"): 40,
+        ("paddlewheel_job_server_skew_ratio", "t"): 1.5,
+        ("paddlewheel_job_table_keys", "empty"): 0,
+        ("paddlewheel_job_server_skew_ratio", "empty"): 1,
+    }

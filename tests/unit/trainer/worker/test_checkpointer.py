@@ -1,0 +1,235 @@
+"""Saving: who does what, what is kept in mind after success and after each kind of failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from paddlewheel.pserver.errors import PathError
+from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.checkpoint.manifest import CheckpointError
+from paddlewheel.trainer.job.config import JobConfig
+from paddlewheel.trainer.loop.train import Progress
+from paddlewheel.trainer.worker.checkpointer import SaveError, Saver
+from paddlewheel.trainer.worker.spec import Spec
+
+DATA = {"train": "x", "labels": ["y"], "sparse": [{"name": "a"}]}
+CURSOR = {"step": 7, "rows": 70}
+TRAINED = {"spans": [[0, 0, 0, 70]]}
+FACTS = {"lifecycle": {"days": 1}}
+COMMITTED, FAILED, STOP = 1, 0, 2
+"""What trainer 0 tells the others."""
+
+
+class Servers:
+    """Write one file for their table where they are told to; or fail."""
+
+    def __init__(self):
+        self.error, self.advanced, self.loaded = None, [], []
+
+    def save(self, folder, *, advance_day=()):
+        self.advanced.append(list(advance_day))
+        (folder / "default").mkdir()
+        (folder / "default" / "table.json").write_bytes(b"rows")
+        if self.error is not None:
+            raise self.error
+        return {"default": SimpleNamespace(num_rows=3)}
+
+    def load(self, folder):
+        self.loaded.append(folder)
+
+
+class Program:
+    def __init__(self):
+        self.value = 1.0
+
+    def state(self):
+        return {"w": np.full(2, self.value, np.float32)}
+
+    def load_state(self, state):
+        if "w" not in state:
+            raise ValueError("the model has w, the checkpoint has not")
+        self.value = float(state["w"][0])
+
+
+class Others:
+    """The other trainer of two. It was told what trainer 0 tells."""
+
+    def __init__(self, told=FAILED):
+        self.told, self.waited = told, 0
+
+    def rendezvous(self):
+        self.waited += 1
+
+    def gather(self, value):
+        return [value, self.told]
+
+
+class Coordinator:
+    """Commits, or answers as it is told to."""
+
+    def __init__(self):
+        self.refusal, self.cursors, self.commits = None, [], []
+
+    def cursor(self, step, epoch, trained):
+        self.cursors.append((step, epoch, trained))
+        return CURSOR, f".step-{step}-incarnation-1-draft-{len(self.cursors)}"
+
+    def commit(self, step, **fields):
+        self.commits.append(fields)
+        if self.refusal is not None:
+            return {"committed": False, "error": "no", **self.refusal}
+        if "error" in fields:
+            return {"committed": False, "error": fields["error"]}
+        return {"committed": True, "path": str(manifest.commit(Path(fields["draft"]), step, 5))}
+
+
+class Trainer:
+    """One of two trainers, at step 7 of its second epoch."""
+
+    def __init__(self, run, rank=0, told=FAILED):
+        job = JobConfig.parse({"name": "j", "data": DATA, "run_dir": str(run)})
+        spec = Spec(job, "train", rank, 2, ["h:1"], None, "h:1", None, 1, None)
+        self.servers, self.program, self.others, self.coordinator = Servers(), Program(), Others(told), Coordinator()
+        self.events, self.life = [], []
+        link = SimpleNamespace(event=lambda name, **fields: self.events.append((name, fields)))
+        life = SimpleNamespace(saved=lambda tables, readable: self.life.append((sorted(tables), readable)))
+        self.saver = Saver(spec, self.servers, self.program, self.others, life, self.coordinator, link)
+        self.folder = Path(run, "checkpoints")
+
+    def save(self, advance_day=()):
+        return self.saver.save(Progress(step=7, epoch=1), TRAINED, FACTS, advance_day)
+
+    @property
+    def phases(self):
+        return [fields["phase"] for name, fields in self.events if name == "phase"]
+
+
+def test_a_save_that_is_committed(tmp_path: Path) -> None:
+    one = Trainer(tmp_path)
+    assert one.save(advance_day=["default"])
+    kept = manifest.read(one.folder / "step-7")
+    assert (kept.cursor, kept.manifest["step"], kept.manifest["lifecycle"]) == (CURSOR, 7, FACTS["lifecycle"])
+    assert kept.manifest["tables"]["default"]["keys"] == 3
+    assert kept.dense()["w"].tolist() == [1, 1]
+    assert one.coordinator.cursors == [(7, 1, TRAINED)]
+    assert (one.servers.advanced, one.life) == ([["default"]], [(["default"], True)])
+    assert one.saver.has(7)
+    assert one.saver.saved["keys"] == {"default": 3}
+    assert one.saver.address(7) == str(kept.path)
+    assert [fields["checkpoint"] for name, fields in one.events if name == "checkpoint"] == [str(kept.path)]
+    assert (one.phases, one.others.waited) == (["saving", "training"], 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError("disk full"), "runtime"),
+        (ValueError("a bad row"), "runtime"),
+        (RuntimeError("a server is gone"), "runtime"),
+        (PathError("a folder that servers cannot be told"), "job"),
+    ],
+)
+def test_servers_that_cannot_save_are_told_of_and_training_goes_on(tmp_path: Path, error: Exception, kind: str) -> None:
+    one = Trainer(tmp_path)
+    one.servers.error = error
+    assert not one.save()
+    assert one.coordinator.commits == [{"error": f"{type(error).__name__}: {error}", "kind": kind}]
+    assert not one.saver.has(7)
+    assert one.saver.saved == {}
+    (log,) = [fields for name, fields in one.events if name == "log"]
+    assert log["level"] == "error"
+    assert str(error) in log["message"]
+    assert one.phases == ["saving", "training"]
+    one.servers.error = None
+    assert one.save()
+
+
+def test_a_commit_that_fails_keeps_what_was_saved_before(tmp_path: Path) -> None:
+    one = Trainer(tmp_path)
+    one.save()
+    before = dict(one.saver.saved)
+    one.coordinator.refusal = {"stop": False}
+    assert not one.saver.save(Progress(step=9), TRAINED, FACTS)
+    assert one.saver.saved == before
+    assert (one.saver.has(7), one.saver.has(9)) == (True, False)
+
+
+def test_a_coordinator_that_ends_the_job_ends_training(tmp_path: Path) -> None:
+    one = Trainer(tmp_path)
+    one.coordinator.refusal = {"stop": True}
+    with pytest.raises(SaveError, match="the coordinator ended the job"):
+        one.save()
+    assert one.phases == ["saving"]
+
+
+def test_a_day_that_ends_without_its_checkpoint_ends_the_incarnation(tmp_path: Path) -> None:
+    """Some servers have counted the day, others not: only a restore can tell."""
+    one = Trainer(tmp_path)
+    one.servers.error = OSError("disk full")
+    with pytest.raises(SaveError, match=r"day boundary \(step 7\) failed"):
+        one.save(advance_day=["default"])
+
+
+@pytest.mark.parametrize(("told", "committed"), [(COMMITTED, True), (FAILED, False)])
+def test_another_trainer_reports_its_rows_and_takes_trainer_0_s_word(
+    tmp_path: Path, told: int, committed: bool
+) -> None:
+    other = Trainer(tmp_path, rank=1, told=told)
+    assert other.save() is committed
+    assert other.saver.has(7) is committed
+    assert other.saver.address(7) is None
+    assert other.coordinator.cursors == [(7, 1, TRAINED)]
+    assert (other.coordinator.commits, other.servers.advanced, other.folder.exists()) == ([], [], False)
+
+
+def test_another_trainer_stops_with_trainer_0(tmp_path: Path) -> None:
+    with pytest.raises(SaveError, match="see trainer 0's log"):
+        Trainer(tmp_path, rank=1, told=STOP).save()
+
+
+@pytest.mark.parametrize(("rank", "loads"), [(0, 1), (1, 0)])
+def test_restoring_loads_tables_once_and_the_dense_part_everywhere(tmp_path: Path, rank: int, loads: int) -> None:
+    first = Trainer(tmp_path)
+    first.program.value = 5.0
+    first.save()
+    address = first.saver.address(7)
+    one = Trainer(tmp_path, rank=rank)
+    assert one.saver.restore(address).cursor == CURSOR
+    assert (one.program.value, one.servers.loaded) == (5.0, [Path(address, "sparse")] * loads)
+    assert one.saver.has(7)
+    assert not one.saver.has(8)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_its_name(tmp_path: Path) -> None:
+    first = Trainer(tmp_path)
+    first.program.state = lambda: {"v": np.zeros(2, np.float32)}
+    first.save()
+    address = first.saver.address(7)
+    one = Trainer(tmp_path)
+    with pytest.raises(CheckpointError, match=r"step-7: the model has w"):
+        one.saver.restore(address)
+    assert not one.saver.has(7)
+
+
+def test_counting_a_day_leaves_no_draft(tmp_path: Path) -> None:
+    one = Trainer(tmp_path)
+    one.saver.count_day(["default"], 7)
+    assert one.servers.advanced == [["default"]]
+    assert list(one.folder.iterdir()) == []
+    assert not one.saver.has(7)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_restored_checkpoint_is_one_that_there_is(tmp_path: Path, rank: int) -> None:
+    """Nobody needs to save its step again, and trainer 0 can say where it is and what it holds."""
+    Trainer(tmp_path).save()
+    path = str(tmp_path / "checkpoints" / "step-7")
+    one = Trainer(tmp_path, rank=rank)
+    one.saver._load_tables = lambda address: manifest.read(Path(address))
+    one.saver.restore(path)
+    assert one.saver.has(7)
+    assert one.saver.saved == ({"keys": {"default": 3}, "checkpoint": path} if rank == 0 else {})

@@ -1,0 +1,55 @@
+"""What a trainer child makes of an error: the kind that its coordinator hears, and its exit code."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from paddlewheel.data_pipeline.errors import ChangedError, DataError, UnavailableError
+from paddlewheel.trainer.loop.train import Signals
+from paddlewheel.trainer.worker import __main__
+
+
+class _Link:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def event(self, what: str, **fields: Any) -> None:
+        self.events.append({"event": what, **fields})
+
+
+class _Trained:
+    first_step, load_seconds = 0, 0.0
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def run(self) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("when", ["built", "training"])
+@pytest.mark.parametrize(
+    ("error", "kinds", "code"),
+    [
+        (UnavailableError("s3://x/a.parquet: row group 0 cannot be read now"), {"runtime"}, 75),
+        (ChangedError("a.parquet: is not the file that was there"), {"data", "job"}, 64),
+        (DataError("a.parquet: row 3: label 2"), {"data", "job"}, 64),
+    ],
+)
+def test_what_may_pass_is_a_loss_and_what_stays_is_the_job_s(monkeypatch, when, error, kinds, code):
+    def build(*_: Any) -> _Trained:
+        if when == "built":
+            raise error
+        return _Trained(error)
+
+    monkeypatch.setattr(__main__, "Incarnation", build)
+    monkeypatch.setattr(__main__, "check", lambda: None)
+    monkeypatch.setattr(__main__.Spec, "from_json", staticmethod(lambda raw: raw))
+    link = _Link()
+    assert __main__.run(json.dumps({}), link, Signals()) == code  # type: ignore[arg-type]
+    [said] = [event for event in link.events if event["event"] == "error"]
+    assert said["kind"] in kinds
+    assert str(error) in said["message"]

@@ -1,0 +1,1 @@
+"""The light process that supervises one worker or server."""

@@ -1,0 +1,541 @@
+"""The light half of a server or trainer: joins the coordinator, starts the Paddle child, watches it, answers for it.
+
+python -m trainer.agent --role pserver|trainer [--rank N] --coordinator HOST:PORT [--host ADDRESS] [--port N]
+
+It never imports Paddle, whose calls hold the GIL for minutes: heartbeats, health checks and signals must go on. The
+child's standard input carries its specification, commands and replies; its events come back on a pipe of their own
+(process.EVENT_FD); its output passes through this process to the log. The child cannot outlive it (process.start).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from paddlewheel.pserver.admin import identity, is_healthy
+from paddlewheel.pserver.errors import ServerError
+from paddlewheel.trainer.agent.paddle_environment import math_environment
+from paddlewheel.trainer.agent.subprocesses import PortTakenError, interface_of, port_of, reserve_port
+from paddlewheel.trainer.agent.worker_process import HeldChild
+from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+from paddlewheel.trainer.coordinator.security import Security, SecurityError
+from paddlewheel.trainer.job.exit_codes import EXIT_DONE, EXIT_FIX_JOB, EXIT_RETRY, describe_exit
+from paddlewheel.trainer.telemetry import Telemetry, WebSecurityError, WebServer, metrics_app
+from paddlewheel.trainer.telemetry.discovery import TargetFile
+from paddlewheel.trainer.telemetry.logs import configure_logs
+from paddlewheel.trainer.telemetry.probes import ServerProbe, gpu_probe
+
+if TYPE_CHECKING:
+    from paddlewheel.trainer.checkpoint.host_transfer import Host
+
+_ROLES = {"pserver": pb.ROLE_PSERVER, "trainer": pb.ROLE_TRAINER}
+_JOIN_RETRY_SECONDS = 1.0
+_PORT_SECONDS = 60.0
+"""A server that was killed keeps its port until its memory is freed: 0.12 s for each GiB, as measured."""
+_PORT_RETRY_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """What an agent is told on its command line."""
+
+    role: str
+    rank: int | None
+    coordinator: str
+    """'host:port'; its name may not resolve yet, and nobody may listen there yet."""
+    host: str
+    """The address that this machine's child binds, and under which the other roles reach it."""
+    port: int | None = None
+    """The child's port; None: a free one, anew for each child."""
+    health_address: str = "127.0.0.1:0"
+    """Where the gRPC health service listens."""
+    join_seconds: float = 300.0
+    """How long the coordinator may stay away at the start."""
+    job_name: str = ""
+    """Label of the metrics."""
+    metrics_address: str | None = None
+    """Where /metrics listens; None: nowhere."""
+    targets: Path | None = None
+    """Folder for the file that tells Prometheus of this agent."""
+    child_command: tuple[str, ...] = ()
+    """Replaces `python -m pserver.child` or `python -m trainer.child`."""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The program of the child."""
+        return self.child_command or (sys.executable, "-m", f"{self.role}.child")
+
+
+class Agent:
+    """One agent process. `run` returns its exit code."""
+
+    def __init__(self, options: AgentOptions, security: Security) -> None:
+        self._options = options
+        self._security = security
+        self._log = structlog.get_logger().bind(job=options.job_name, role=options.role)
+        self._outbox: asyncio.Queue[pb.AgentMessage] = asyncio.Queue()
+        self._holder: socket.socket | None = None
+        self._child: HeldChild | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._host: Host | None = None
+        self._host_end: asyncio.Task[None] | None = None
+        self._orders: set[asyncio.Task[None]] = set()
+        self._finish: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._heard_at = 0.0
+        self._rank = options.rank
+        self._health = health.aio.HealthServicer()
+        self._telemetry = Telemetry(
+            options.role,
+            options.job_name,
+            rank=options.rank,
+            version=importlib.metadata.version("paddlewheel"),
+            probe=gpu_probe() if options.role == "trainer" else None,
+        )
+        self._web: WebServer | None = None
+        self._target: TargetFile | None = None
+
+    async def run(self) -> int:
+        """Attends the coordinator until the job is over or one of the two is lost."""
+        self._holder = await self._reserve()
+        server = await self._serve_health()
+        self._serve_metrics()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            async with self._security.channel(self._options.coordinator) as channel:
+                return await self._attend(pb_grpc.CoordinatorStub(channel))
+        finally:
+            await self._end_child(0.0)
+            if self._host_end is not None:
+                await asyncio.wait([self._host_end])
+            await server.stop(0)
+            if self._target is not None:
+                self._target.remove()
+            if self._web is not None:
+                await asyncio.to_thread(self._web.close)
+            if self._holder is not None:
+                self._holder.close()
+
+    async def _reserve(self) -> socket.socket:
+        """The child's port, when whoever had it before is gone. Raises PortTakenError when that takes too long."""
+        deadline = time.monotonic() + _PORT_SECONDS
+        while True:
+            try:
+                return reserve_port(self._options.host, self._options.port)
+            except PortTakenError as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise
+                if left > _PORT_SECONDS - _PORT_RETRY_SECONDS:
+                    self._log.warning(
+                        f"{error}; it is tried for {_PORT_SECONDS:g} s: a server that was killed may linger"
+                    )
+            await asyncio.sleep(_PORT_RETRY_SECONDS)
+
+    # -- the coordinator
+
+    async def _attend(self, stub: Any) -> int:
+        deadline = time.monotonic() + self._options.join_seconds
+        while not self._finish.done():
+            call = stub.Attend(metadata=self._security.metadata, wait_for_ready=True)
+            try:
+                welcome = await self._join(call, max(0.0, deadline - time.monotonic()))
+                return await self._serve(call, welcome)
+            except asyncio.TimeoutError:
+                self._log.error(
+                    f"the coordinator at {self._options.coordinator} did not answer within"
+                    f" {self._options.join_seconds:g} s: is it running, does its name resolve, is its port open?"
+                )
+                return EXIT_RETRY
+            except _RefusedError as refusal:
+                self._log.warning(f"the coordinator gives no seat: {refusal}")
+                if refusal.exit_code != EXIT_RETRY or time.monotonic() > deadline:
+                    return refusal.exit_code
+            finally:
+                call.cancel()
+            await self._wait_for([], _JOIN_RETRY_SECONDS)
+        return self._finish.result()
+
+    async def _serve(self, call: Any, welcome: pb.Welcome) -> int:
+        """From the welcome until the job is over or the coordinator is lost."""
+        self._rank = welcome.rank
+        self._log = self._log.bind(rank=self._rank)
+        self._log.info("joined the coordinator", coordinator=self._options.coordinator)
+        self._telemetry.joined(welcome.rank)
+        self._announce_metrics(welcome.rank)
+        self._say_available()
+        await self._set_health(serving=True)
+        jobs = [
+            self._read(call),
+            self._write(call),
+            self._beat(welcome.heartbeat_seconds),
+            self._listen_for_silence(welcome.silence_seconds),
+        ]
+        tasks = [asyncio.create_task(job) for job in jobs]
+        try:
+            await self._wait_for(tasks)
+            if not self._finish.done():
+                for task in tasks:
+                    if task.done():
+                        task.result()  # none of them ends without a decision, except by an error
+            return self._finish.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self._end_child(0.0)
+            self._telemetry.left()
+
+    async def _join(self, call: Any, seconds: float) -> pb.Welcome:
+        role = _ROLES[self._options.role]
+        version = importlib.metadata.version("paddlewheel")
+        join = pb.Join(role=role, rank=self._options.rank, host=self._options.host, pid=os.getpid(), version=version)
+
+        async def exchange() -> Any:
+            await call.write(pb.AgentMessage(join=join))
+            while True:
+                command = await call.read()
+                if command is grpc.aio.EOF:
+                    raise _RefusedError("it closed the connection", EXIT_RETRY)
+                if command.WhichOneof("command") != "pulse":
+                    return command
+
+        asking = asyncio.ensure_future(exchange())
+        await self._wait_for([asking], seconds)
+        if not asking.done():
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+                await asking
+            if self._finish.done():
+                raise _RefusedError("this agent was told to go", self._finish.result())
+            raise asyncio.TimeoutError
+        try:
+            command: pb.AgentCommand = asking.result()
+        except grpc.aio.AioRpcError as error:
+            code = EXIT_FIX_JOB if error.code() is grpc.StatusCode.UNAUTHENTICATED else EXIT_RETRY
+            raise _RefusedError(str(error.details() or error.code()), code) from error
+        except asyncio.InvalidStateError as error:  # grpc.aio's word for a stream that broke while it was written
+            raise _RefusedError("the connection broke", EXIT_RETRY) from error
+        self._heard_at = time.monotonic()
+        match command.WhichOneof("command"):
+            case "welcome":
+                return command.welcome
+            case "finish":
+                raise _RefusedError(f"the job is over: {command.finish.reason or 'done'}", command.finish.exit_code)
+            case _:
+                raise _RefusedError(command.refused.reason, command.refused.exit_code)
+
+    async def _read(self, call: Any) -> None:
+        try:
+            while (command := await call.read()) is not grpc.aio.EOF:
+                self._heard_at = time.monotonic()
+                await self._obey(command)
+            reason = "it closed the connection"
+        except grpc.aio.AioRpcError as error:
+            reason = str(error.details() or error.code())
+        self._lose_coordinator(reason)
+
+    async def _write(self, call: Any) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await call.write(await self._outbox.get())
+        await asyncio.sleep(3600)  # the reader says why
+
+    async def _beat(self, seconds: float) -> None:
+        while True:
+            beat = self._child.measure() if self._child is not None else pb.Heartbeat()
+            if self._child is not None:
+                left = self._telemetry.child_measured(beat.child_memory_bytes, beat.child_cpu_seconds)
+                if left is not None:
+                    beat.seconds_to_limit = left
+            beat.memory_limit_bytes = self._telemetry.memory_limit_bytes
+            self._outbox.put_nowait(pb.AgentMessage(heartbeat=beat))
+            await asyncio.sleep(seconds)
+
+    async def _listen_for_silence(self, limit: float) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(limit / 8)
+            if (
+                time.monotonic() - before > limit / 2
+            ):  # it was this process that slept: read first what has come meanwhile
+                self._heard_at = max(self._heard_at, time.monotonic() - limit / 2)
+            if time.monotonic() - self._heard_at > limit:
+                self._lose_coordinator(f"not a word for {limit:g} s")
+
+    def _lose_coordinator(self, reason: str) -> None:
+        if not self._finish.done():
+            self._log.error(f"lost the coordinator ({reason}); ending the child")
+            self._finish.set_result(EXIT_RETRY)
+
+    def _on_signal(self, number: int) -> None:
+        self._log.warning(f"received {signal.Signals(number).name}")
+        if self._rank is None or self._heard_at == 0.0:
+            if not self._finish.done():
+                self._finish.set_result(128 + number)
+        else:
+            self._outbox.put_nowait(pb.AgentMessage(leaving=pb.Leaving(signal=number)))
+
+    async def _obey(self, command: pb.AgentCommand) -> None:
+        match command.WhichOneof("command"):
+            case "start_child":
+                await self._start_child(command.start_child)
+            case "child_input":
+                if self._child is not None and self._child.incarnation == command.child_input.incarnation:
+                    self._child.tell(command.child_input.json)
+            case "stop_child":
+                if self._child is not None and self._child.incarnation == command.stop_child.incarnation:
+                    self._telemetry.child_stopping()
+                    self._child.stop(command.stop_child.grace_seconds)
+            case "host_order":
+                task = asyncio.create_task(self._carry_out(command.host_order))
+                self._orders.add(task)
+                task.add_done_callback(self._orders.discard)
+            case "finish":
+                self._log.info("the job is over", exit_code=command.finish.exit_code, cause=command.finish.reason)
+                if not self._finish.done():
+                    self._finish.set_result(command.finish.exit_code)
+
+    # -- the child
+
+    async def _start_child(self, order: pb.StartChild) -> None:
+        await self._end_child(0.0)
+        variables = {"PYTHONUNBUFFERED": "1", **math_environment(os.environ)}
+        if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(self._options.host)) is not None:
+            variables["GLOO_SOCKET_IFNAME"] = interface  # else gloo takes what this machine's own name resolves to
+        child = await HeldChild.start(
+            self._options.command, order.incarnation, self._outbox, self._telemetry.observe, variables
+        )
+        spec = json.loads(order.spec_json)
+        if self._options.role == "pserver" and spec.get("staging"):
+            from paddlewheel.trainer.checkpoint.host_transfer import Host  # with NumPy, which no other agent needs
+
+            self._host = Host(spec)
+        self._child = child
+        self._telemetry.child_started(order.incarnation)
+        child.tell(order.spec_json)
+        self._outbox.put_nowait(
+            pb.AgentMessage(child_started=pb.ChildStarted(incarnation=order.incarnation, pid=child.pid))
+        )
+        self._log.info("started the child", child_pid=child.pid, incarnation=order.incarnation)
+        self._watcher = asyncio.create_task(self._watch_child(child, order))
+
+    async def _watch_child(self, child: HeldChild, order: pb.StartChild) -> None:
+        probing: asyncio.Task[None] | None = None
+        if self._options.role == "pserver":
+            probing = asyncio.create_task(self._probe(child, order))
+        try:
+            code = await child.wait()
+        finally:
+            if probing is not None:
+                probing.cancel()
+            if self._host is not None:
+                self._host_end = asyncio.create_task(self._end_host(self._host))
+                self._host = None
+        self._child = None
+        self._telemetry.child_exited(code, expected=child.ended_as_asked(code))
+        self._log.info(f"the child {describe_exit(code)}", incarnation=order.incarnation)
+        exited = pb.ChildExited(
+            incarnation=order.incarnation,
+            exit_code=code,
+            expected=child.ended_as_asked(code),
+            reason=child.deaf_reason,
+            log_tail="" if code == EXIT_DONE else child.tail,
+        )
+        self._outbox.put_nowait(pb.AgentMessage(child_exited=exited))
+        self._say_available()
+
+    async def _probe(self, child: HeldChild, order: pb.StartChild) -> None:
+        """Tells the coordinator when the server answers for the first time; ends a server that has become deaf."""
+        assert self._holder is not None
+        if self._host is not None and not await self._fetch(self._host, child):
+            return
+        port, ready, heard_at = port_of(self._holder), False, time.monotonic()
+        while True:
+            if await asyncio.to_thread(is_healthy, self._options.host, port):
+                heard_at = time.monotonic()
+                if not ready:
+                    with contextlib.suppress(ServerError):  # not there after all: it is asked again
+                        process = await asyncio.to_thread(identity, self._options.host, port)
+                        self._telemetry.child_ready(ServerProbe.of_child(order.spec_json))
+                        there = pb.ChildReady(incarnation=order.incarnation, identity=process)
+                        self._outbox.put_nowait(pb.AgentMessage(child_ready=there))
+                        ready = True
+            elif ready and time.monotonic() - heard_at > order.deaf_seconds and not child.stopping:
+                child.deaf_reason = f"did not answer on its port for {order.deaf_seconds:g} s"
+                child.kill()
+            await asyncio.sleep(order.probe_seconds if not ready else max(order.probe_seconds, 1.0))
+
+    # -- checkpoints in an object store
+
+    async def _fetch(self, host: Host, child: HeldChild) -> bool:
+        """Before the server counts as ready: what it is to load must be on this host."""
+        self._say(child, {"event": "phase", "phase": "loading"})
+        if self._host_end is not None:
+            await asyncio.wait([self._host_end])
+        try:
+            await asyncio.to_thread(host.begin)
+        except Exception as error:  # noqa: BLE001 -- the trainers wait for this server, or for its error
+            kind = "checkpoint" if isinstance(error, ValueError) else "runtime"
+            self._say(child, {"event": "error", "kind": kind, "message": f"restoring: {error}"})
+            return False
+        self._say(child, {"event": "phase", "phase": ""})
+        return True
+
+    async def _carry_out(self, order: pb.HostOrder) -> None:
+        """Whatever comes of it, there is an answer: trainer 0 waits for that of every host."""
+        try:
+            host, child = self._host, self._child
+            if host is None or child is None or child.incarnation != order.incarnation:
+                answer: dict[str, Any] = {"error": "its server is gone, or has no folder for checkpoints of a store"}
+            else:
+                answer = await asyncio.to_thread(host.obey, json.loads(order.json))
+            text = json.dumps(answer)
+        except Exception as error:  # noqa: BLE001 -- see above
+            self._log.exception("an order could not be carried out", order=order.json)
+            text = json.dumps({"error": f"{type(error).__name__}: {error}"})
+        message = pb.HostAnswer(incarnation=order.incarnation, json=text)
+        self._outbox.put_nowait(pb.AgentMessage(host_answer=message))
+
+    async def _end_host(self, host: Host) -> None:
+        """Nothing of a child's checkpoints outlives it on this host."""
+        host.cancel()
+        await asyncio.to_thread(host.clear)
+
+    def _say(self, child: HeldChild, event: dict[str, Any]) -> None:
+        """As if the child had said it: a server's child says nothing while it serves."""
+        message = pb.ChildEvent(incarnation=child.incarnation, json=json.dumps(event))
+        self._outbox.put_nowait(pb.AgentMessage(child_event=message))
+
+    async def _end_child(self, grace_seconds: float) -> None:
+        if self._child is not None and self._watcher is not None:
+            self._child.stop(grace_seconds)
+            await self._watcher
+
+    def _say_available(self) -> None:
+        """The next child gets another port, unless the user has chosen one: the old one may linger."""
+        if self._options.port is None and self._holder is not None:
+            self._holder.close()
+            self._holder = reserve_port(self._options.host)
+        assert self._holder is not None
+        self._outbox.put_nowait(pb.AgentMessage(available=pb.Available(port=port_of(self._holder))))
+
+    # -- health
+
+    async def _serve_health(self) -> grpc.aio.Server:
+        server = self._security.server()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        self._security.listen(server, self._options.health_address)
+        await self._set_health(serving=False)
+        await server.start()
+        return server
+
+    # -- metrics
+
+    def _serve_metrics(self) -> None:
+        """Opens the HTTP port. That it is taken is a pity, but no reason not to train."""
+        address = self._options.metrics_address
+        if address is None:
+            return
+        try:
+            self._web = WebServer(address, {"/metrics": metrics_app(self._telemetry.registry)}, name=self._options.host)
+            self._log.info("serving metrics", address=address.rpartition(":")[0], port=self._web.port)
+        except OSError as error:
+            reason = error.strerror or error
+            self._log.warning(f"no metrics: {address} cannot be listened on ({reason}); going on without")
+
+    def _announce_metrics(self, rank: int) -> None:
+        if self._web is None or self._options.targets is None:
+            return
+        self._target = TargetFile(self._options.targets, self._options.job_name, self._options.role, rank)
+        try:
+            self._target.write(self._options.host, self._web.port, self._web.scheme)
+        except OSError as error:
+            self._log.warning(f"Prometheus is not told of this agent: {error}")
+
+    async def _set_health(self, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set("ready", status)
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    async def _wait_for(self, futures: Sequence[asyncio.Future[Any]], seconds: float | None = None) -> None:
+        """Until one of the futures is done, the agent is to end, or the time is up."""
+        waited: list[asyncio.Future[Any]] = [*futures, self._finish]
+        await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+class _RefusedError(Exception):
+    def __init__(self, reason: str, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(reason)
+
+
+async def attend(options: AgentOptions, security: Security) -> int:
+    """Runs one agent; returns its exit code."""
+    return await Agent(options, security).run()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the agent process."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.agent", description=__doc__)
+    parser.add_argument("--role", choices=sorted(_ROLES), required=True)
+    parser.add_argument("--rank", type=int, help="default: the lowest free one")
+    parser.add_argument("--coordinator", required=True, help="HOST:PORT")
+    parser.add_argument("--host", default="127.0.0.1", help="address of this machine for the other roles")
+    parser.add_argument("--port", type=int, help="the child's port (default: a free one)")
+    parser.add_argument("--health", default="127.0.0.1:0", help="address of the gRPC health service")
+    parser.add_argument(
+        "--join-seconds", type=float, default=300.0, help="how long the coordinator may stay away at the start"
+    )
+    parser.add_argument("--job-name", default="", help="label of the metrics")
+    parser.add_argument("--metrics", help="address of the HTTP port for /metrics (default: none)")
+    parser.add_argument("--targets", type=Path, help="folder for the file that tells Prometheus of this agent")
+    parser.add_argument("--child", help="command that replaces the Paddle child (for tests)")
+    given = parser.parse_args(arguments)
+    configure_logs()
+    options = AgentOptions(
+        role=given.role,
+        rank=given.rank,
+        coordinator=given.coordinator,
+        host=given.host,
+        port=given.port,
+        health_address=given.health,
+        join_seconds=given.join_seconds,
+        job_name=given.job_name,
+        metrics_address=given.metrics,
+        targets=given.targets,
+        child_command=tuple(shlex.split(given.child or "")),
+    )
+    try:
+        return asyncio.run(attend(options, Security.from_environment()))
+    except (SecurityError, WebSecurityError) as error:
+        structlog.get_logger().error(str(error), role=options.role, rank=options.rank)
+        return EXIT_FIX_JOB
+    except PortTakenError as error:
+        structlog.get_logger().error(str(error), role=options.role, rank=options.rank)
+        return EXIT_RETRY
+
+
+if __name__ == "__main__":
+    sys.exit(main())

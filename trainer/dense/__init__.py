@@ -1,0 +1,1 @@
+"""The dense part as static programs, on a CPU or a GPU."""

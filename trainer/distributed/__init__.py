@@ -1,0 +1,1 @@
+"""The trainers' process group: all-reduce, compression, NCCL."""

@@ -1,0 +1,43 @@
+"""Exit codes of the command and of its processes."""
+
+from __future__ import annotations
+
+import signal
+
+from paddlewheel.trainer.agent.subprocesses import EXIT_HUNG_UP
+
+EXIT_DONE = 0
+"""All rows were trained (or evaluated)."""
+
+
+EXIT_FIX_JOB = 64
+"""The job, its data or the environment is wrong: starting again cannot help."""
+
+
+EXIT_RETRY = 75
+"""Something was lost (a peer, a server, disk space): starting again may help."""
+
+
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+
+
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+def describe_exit(code: int) -> str:
+    """An exit status in words: 'was killed by SIGKILL', 'exited with code 64 (fix the job)'."""
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"was killed by {name}"
+    meaning = {
+        EXIT_DONE: " (done)",
+        EXIT_FIX_JOB: " (fix the job)",
+        EXIT_RETRY: " (retry may help)",
+        EXIT_HUNG_UP: " (its terminal hung up)",
+        EXIT_INTERRUPTED: " (interrupted)",
+        EXIT_TERMINATED: " (terminated)",
+    }.get(code, "")
+    return f"exited with code {code}{meaning}"

@@ -1,0 +1,1 @@
+"""Operators without training: C++ on the CPU, CUDA on the GPU."""

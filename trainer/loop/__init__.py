@@ -1,0 +1,1 @@
+"""One step and one evaluation: pull ahead, compute, sum, push; metrics."""

@@ -1,0 +1,308 @@
+"""The training step, in the order the data takes through it.
+
+All trainers run the same steps: one AllReduce a step carries the dense gradients, the row weight and the control flags.
+So every decision (skip, stop, checkpoint, end of epoch) is taken by all at the same step without another message.
+
+Legend: T trainers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from paddlewheel.data_pipeline.batch import Batch
+from paddlewheel.trainer.dense.program import DenseProgram
+from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.job.train import WireType
+from paddlewheel.trainer.loop.embedding_pipeline import Exchange
+from paddlewheel.trainer.loop.metrics import ClickMetrics
+from paddlewheel.trainer.telemetry import DurationHistogram
+
+
+class Slot(IntEnum):
+    """Places behind the gradients in the AllReduce buffer; every one is a sum over trainers.
+
+    They are float32, which holds whole numbers up to 2**24. `JobConfig` keeps the usable rows of a step (ROWS) below
+    that. The rows that a step takes have no bound, since unusable ones come with the batch around them: they travel as
+    two digits (TAKEN and TAKEN_HIGH, to the base `_DIGIT`).
+    """
+
+    LOSS = 0
+    WEIGHT = 1
+    ROWS = 2
+    TAKEN = 3
+    TAKEN_HIGH = 4
+    BAD = 5
+    STOP = 6
+    CHECKPOINT = 7
+
+
+_DIGIT = 4096
+
+
+class BadStepsError(RuntimeError):
+    """More steps than allowed had a loss or gradient that is not finite. To start again would not help."""
+
+
+class RowsLostError(RuntimeError):
+    """An epoch trained another number of rows than the data holds. To start again would not help."""
+
+
+@dataclass
+class Phases:
+    """Seconds spent in each phase of the step, by name: in all, and how often how long."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    durations: dict[str, DurationHistogram] = field(default_factory=lambda: defaultdict(DurationHistogram))
+    _mark: float = field(default_factory=time.perf_counter)
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._mark = time.perf_counter()
+
+    def end(self, phase: str) -> None:
+        """The time since the last mark belongs to `phase`."""
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._mark
+        self.durations[phase].observe(now - self._mark)
+        self._mark = now
+
+
+@dataclass
+class Progress:
+    """Where training stands. Rows and loss are those of all trainers; own_rows are this trainer's.
+
+    Counts are of the whole run, over restarts (`state`); `epoch_rows`, `epoch_taken` and `own_rows` are of this
+    incarnation. `epoch_taken` are the rows that this incarnation has taken from the epoch: trained ones, those of
+    skipped steps, and those that the reader left out as unusable. `taken` are those of all epochs and incarnations, as
+    the cursor counts.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    rows: int = 0
+    taken: int = 0
+    own_rows: int = 0
+    epoch_rows: int = 0
+    epoch_taken: int = 0
+    bad_steps: int = 0
+    bad_rows: int = 0
+    loss_sum: float = 0.0
+    weight_sum: float = 0.0
+    last_loss: float | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must say of the run's counts, beside its cursor; JSON values."""
+        return {name: getattr(self, name) for name in _KEPT}
+
+    def load_state(self, state: Mapping[str, Any] | None, cursor: Mapping[str, Any]) -> None:
+        """Go on from `state()` and the cursor of one checkpoint. Without a state every row taken counts as trained."""
+        self.step, self.epoch = cursor["step"], cursor["position"]["epoch"]
+        self.rows = self.taken = cursor["rows"]
+        for name in _KEPT:
+            setattr(self, name, (state or {}).get(name, getattr(self, name)))
+
+
+_KEPT = ("rows", "bad_steps", "bad_rows", "loss_sum", "weight_sum", "last_loss")
+
+
+@dataclass
+class Signals:
+    """Set from other threads, read once a step. Each trainer's wish counts for all.
+
+    Attributes:
+        stop: leave after the next step.
+        save_before_stop: with a checkpoint of that step; set it before `stop`.
+        checkpoint: at the next step.
+    """
+
+    stop: bool = False
+    save_before_stop: bool = False
+    checkpoint: bool = False
+
+    def obey(self, command: Mapping[str, Any]) -> None:
+        """Takes a command of the coordinator. The loop may look at any moment, and never sees half of it."""
+        if command.get("command") == "checkpoint":
+            self.checkpoint = True
+        elif command.get("command") == "stop":
+            self.save_before_stop = bool(command.get("checkpoint"))
+            self.stop = True
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What all trainers agreed on in one step."""
+
+    epoch_over: bool
+    stop: bool
+    checkpoint: bool
+
+
+class TrainLoop:
+    """Runs epochs over an `Exchange`. One per trainer; call from the main thread.
+
+    Args:
+        program: dense part.
+        sync: the trainers' group.
+        max_bad_steps: see `TrainConfig.max_bad_steps`.
+        checkpoint_every_steps: see `CheckpointConfig.every_steps`.
+        on_step: called after every step with this trainer's batch, if it had one, and whether it was skipped as bad.
+        rate_factor: factor on the dense learning rate in each step; the first step is 0.
+        wire: see `TrainConfig.allreduce`.
+    """
+
+    def __init__(
+        self,
+        program: DenseProgram,
+        sync: DenseSync,
+        *,
+        max_bad_steps: int,
+        checkpoint_every_steps: int | None,
+        signals: Signals,
+        on_step: Callable[[Progress, Batch | None, bool], None],
+        rate_factor: Callable[[int], float] = lambda _: 1.0,
+        wire: WireType = "float32",
+    ) -> None:
+        self._program, self._sync, self._signals, self._on_step = program, sync, signals, on_step
+        self._max_bad_steps, self._every_steps = max_bad_steps, checkpoint_every_steps
+        self._rate_factor = rate_factor
+        self._buffer = program.buffer(len(Slot), wire)
+        self.progress = Progress()
+        self.running = ClickMetrics(bits=14)
+        self.phases = Phases()
+
+    def epoch(
+        self,
+        exchange: Exchange,
+        *,
+        rows_left: int,
+        synchronous: bool,
+        on_checkpoint: Callable[[], object],
+        evaluation_due: Callable[[int], bool] = lambda _: False,
+        on_evaluation: Callable[[], bool] = lambda: True,
+        boundary_due: Callable[[], bool] = lambda: False,
+        on_boundary: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Train until no trainer has rows left; False when a stop was agreed before that.
+
+        Args:
+            exchange: this trainer's batches of the epoch (or of what is left of it).
+            rows_left: rows that all trainers together will take, if none is lost.
+            synchronous: after every step, wait until all trainers' pushes are applied (`exchange` must `wait_for_all`).
+            on_checkpoint: called on all trainers at the same step boundary, with no push in flight on this trainer.
+            evaluation_due: whether an evaluation follows a step (the first is 1).
+            on_evaluation: that evaluation, called on all trainers with no push in flight on any; False stops training.
+            boundary_due: whether a day boundary follows the step just taken; the same on all trainers.
+            on_boundary: that boundary, its checkpoint included; called on all trainers with nothing in flight on this
+                one until it returns.
+
+        Raises:
+            BadStepsError, RowsLostError, PeerLostError, and whatever reading, pulling or pushing raised.
+        """
+        self.progress.epoch_rows = self.progress.epoch_taken = 0
+        exchange.wait_for_first()  # however long reading takes one of them: within a step, 30 s is all that gloo waits
+        self._sync.rendezvous()
+        while True:
+            outcome = self._step(exchange)
+            at_boundary = boundary_due()
+            if outcome.checkpoint or outcome.epoch_over or synchronous or at_boundary:
+                exchange.drain()
+            if synchronous:
+                self._sync.barrier()
+                exchange.release()
+            if at_boundary:
+                with exchange.held():
+                    on_boundary()
+            elif outcome.checkpoint:
+                on_checkpoint()
+            if outcome.epoch_over:
+                if self.progress.epoch_taken != rows_left:
+                    raise RowsLostError(
+                        f"epoch {self.progress.epoch} ended after {self.progress.epoch_taken} rows of {rows_left}: the "
+                        "files in data.train are no longer what they were when the epoch began. Leave them as they are "
+                        "while the job runs, and train again; if nobody changed them, this is a mistake in paddlewheel"
+                    )
+                self._sync.barrier()  # whoever evaluates or saves now sees the pushes of all
+                return True
+            if outcome.stop:  # before an evaluation: whoever goes on from here makes up for it
+                exchange.drain()
+                return False
+            if evaluation_due(self.progress.step):
+                exchange.drain()
+                self._sync.barrier()
+                if not on_evaluation():
+                    return False
+
+    def _step(self, exchange: Exchange) -> StepOutcome:
+        program, progress, phases, buffer = self._program, self.progress, self.phases, self._buffer
+        phases.start()
+        item = next(exchange, None)
+        phases.end("wait")
+        buffer.clear()
+        tail = buffer.tail
+        gradients = None
+        if item is not None:
+            taken = sum(span.num_rows for span in item[0].spans)
+            tail[Slot.TAKEN_HIGH], tail[Slot.TAKEN] = divmod(taken, _DIGIT)
+        if item is not None and item[0].num_rows:
+            batch, rows = item
+            gradients = program.gradients(batch, rows)
+            phases.end("compute")
+            tail[Slot.ROWS] = batch.num_rows
+            progress.own_rows += batch.num_rows
+            if gradients.finite:
+                buffer.take(gradients)
+                self.running.update(gradients.logit_BY[:, 0], batch.labels_BL[:, 0])
+            else:
+                tail[Slot.BAD] = 1.0
+        wishes = self._signals
+        tail[Slot.STOP] = wishes.stop
+        tail[Slot.CHECKPOINT] = wishes.checkpoint or (tail[Slot.STOP] > 0 and wishes.save_before_stop)
+        if tail[Slot.CHECKPOINT]:
+            wishes.checkpoint = False
+        buffer.sum(self._sync)
+        phases.end("allreduce")
+        agreed = {slot: float(tail[slot]) for slot in Slot}
+        taken = int(agreed[Slot.TAKEN_HIGH]) * _DIGIT + int(agreed[Slot.TAKEN])
+        epoch_over = taken == 0
+        progress.step += not epoch_over
+        progress.rows += int(agreed[Slot.ROWS])
+        progress.epoch_rows += int(agreed[Slot.ROWS])
+        progress.epoch_taken += taken
+        progress.taken += taken
+        bad = agreed[Slot.BAD] > 0 or not np.isfinite(agreed[Slot.LOSS])
+        if agreed[Slot.ROWS] > 0 and not bad and agreed[Slot.WEIGHT] > 0:
+            factor = self._rate_factor(progress.step - 1)
+            buffer.apply(agreed[Slot.WEIGHT], rate_factor=factor)
+            progress.loss_sum += agreed[Slot.LOSS]
+            progress.weight_sum += agreed[Slot.WEIGHT]
+            progress.last_loss = agreed[Slot.LOSS] / agreed[Slot.WEIGHT]
+        phases.end("apply")
+        if item is not None:
+            if bad or gradients is None:
+                exchange.skip()
+            else:
+                exchange.push(*item, gradients.tables)
+            phases.end("push")
+        if bad:
+            self._count_bad_step(int(agreed[Slot.ROWS]))
+        self._on_step(progress, None if item is None else item[0], bad)
+        due = self._every_steps is not None and not epoch_over and progress.step % self._every_steps == 0
+        return StepOutcome(epoch_over, agreed[Slot.STOP] > 0, due or agreed[Slot.CHECKPOINT] > 0)
+
+    def _count_bad_step(self, rows: int) -> None:
+        self.progress.bad_steps += 1
+        self.progress.bad_rows += rows
+        if self.progress.bad_steps > self._max_bad_steps:
+            raise BadStepsError(
+                f"{self.progress.bad_steps} steps ({self.progress.bad_rows} rows) had a loss or gradient that is not "
+                f"finite; train.max_bad_steps allows {self._max_bad_steps}. Look at the data with `paddlewheel data "
+                "check`, lower the learning rates, or raise the limit."
+            )

@@ -1,0 +1,1 @@
+"""A trainer's Paddle process: restore, epochs, days, checkpoints, evaluations."""

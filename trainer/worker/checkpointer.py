@@ -1,0 +1,223 @@
+"""A trainer's model on disk: restored, begun from another job's, saved and committed. Trainer 0 does most of it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paddlewheel.data_pipeline.signature import InputSignature
+from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.errors import PathError
+from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
+from paddlewheel.trainer.checkpoint.host_transfer import RemoteDraft, load_remote
+from paddlewheel.trainer.checkpoint.object_store import ObjectStore, RemoteCheckpoint
+from paddlewheel.trainer.checkpoint.store import is_remote
+from paddlewheel.trainer.dense.program import DenseProgram
+from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.loop.train import Progress
+from paddlewheel.trainer.worker import warm_start
+from paddlewheel.trainer.worker.agent_channel import AgentLink
+from paddlewheel.trainer.worker.coordinator_client import Coordinator
+from paddlewheel.trainer.worker.spec import Spec
+from paddlewheel.trainer.worker.table_lifecycle import Lifecycle
+
+_COMMITTED, _STOP = 1, 2
+
+
+class SaveError(RuntimeError):
+    """A checkpoint could not be saved or committed, and the job is told to stop then."""
+
+
+class Saver:
+    """All trainers have one, and call it at the same steps; see incarnation.py for what it is given."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        client: Client,
+        program: DenseProgram,
+        sync: DenseSync,
+        life: Lifecycle,
+        coordinator: Coordinator,
+        link: AgentLink,
+    ) -> None:
+        self._spec, self._client, self._program, self._sync = spec, client, program, sync
+        self._life, self._coordinator, self._link = life, coordinator, link
+        self.restored_step = self.saved_step = -1
+        self.saved: dict[str, Any] = {}
+        """On trainer 0, of the newest checkpoint, saved or restored: `keys`, `checkpoint`, and of one that was saved in
+        this incarnation `checkpoint_seconds`."""
+
+    def has(self, step: int) -> bool:
+        """Whether there is a checkpoint of this step, as far as this incarnation knows."""
+        return step in {self.saved_step, self.restored_step}
+
+    def address(self, step: int) -> str | None:
+        """Of the checkpoint of a step that `has`; None: only trainer 0 knows."""
+        return self.saved.get("checkpoint") if step == self.saved_step else self._spec.restore
+
+    # -- loading
+
+    def restore(self, address: str) -> manifest.Checkpoint | RemoteCheckpoint:
+        """Tables and dense part as in a checkpoint.
+
+        Raises:
+            CheckpointError: it is damaged, or not of this model.
+        """
+        saved = self._load_tables(address)
+        try:
+            self._program.load_state(saved.dense())
+        except ValueError as error:
+            raise manifest.CheckpointError(f"{address}: {error}") from error
+        self.restored_step = saved.cursor["step"]
+        if self._spec.rank == 0:
+            tables = saved.manifest.get("tables", {})
+            self.saved = {"keys": {name: told["keys"] for name, told in tables.items()}, "checkpoint": address}
+        return saved
+
+    def begin_warm(self, inputs: InputSignature) -> dict[str, Any] | None:
+        """Begin with another job's model: trainer 0 fills the servers, all take the dense part.
+
+        Args:
+            inputs: of this job's data.
+
+        Returns (on trainer 0) what the checkpoints say of it.
+        """
+        job = self._spec.job
+        start, record = warm_start.plan(job, inputs), None
+        if self._spec.rank == 0 and start.tables:
+            # the servers read it, so it lies where they see checkpoints, or else the run
+            seen = Path(job.run_dir if is_remote(job.checkpoint_location) else job.checkpoint_location)
+            seen.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".warm-start-", dir=seen) as folder:
+                keys = warm_start.write_tables(start, Path(folder), job, len(self._spec.servers))
+                self._client.load(Path(folder), tables=keys)
+            record = start.record(keys)
+        elif self._spec.rank == 0:
+            record = start.record({})
+        if start.dense:
+            start.source.verify(dense=True)
+            self._program.load_parameters(start.source.parameters())
+        return record
+
+    def _load_tables(self, address: str) -> manifest.Checkpoint | RemoteCheckpoint:
+        """Trainer 0 has the servers load; all get the dense part."""
+        first = self._spec.rank == 0
+        if not is_remote(address):
+            local = manifest.read(Path(address), verify=first)  # one trainer reads all files through
+            if first:
+                self._client.load(local.sparse)
+            return local
+        remote = ObjectStore(address.rpartition("/")[0]).read(address)
+        if first:
+            assert self._spec.staging is not None
+            load_remote(self._client, remote, self._spec.staging, self._coordinator.ask_hosts)
+        return remote
+
+    # -- saving
+
+    def save(
+        self,
+        progress: Progress,
+        trained: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        advance_day: Sequence[str] = (),
+    ) -> bool:
+        """Save at a step that all trainers agreed on. This trainer's pushes are applied; all wait for each other.
+
+        Args:
+            progress: the step.
+            trained: the rows since the last save, as `SpanLog.take` gives them.
+            facts: what the manifest is to say beside the job, its tables and the rows.
+            advance_day: tables whose day ends here. Then a save that fails ends the incarnation: some servers have
+                advanced their days, and only a restore can tell which.
+
+        Returns:
+            True when the checkpoint is committed.
+
+        Raises:
+            SaveError: it is not, and the job cannot go on.
+        """
+        self._link.event("phase", phase="saving")
+        started = time.monotonic()
+        cursor, draft = self._coordinator.cursor(progress.step, progress.epoch, trained)
+        outcome = 0
+        if self._spec.rank == 0:
+            outcome = self._save_and_commit(progress.step, draft, cursor, started, facts, advance_day)
+        self._sync.rendezvous()  # trainer 0 may have saved for long
+        outcome = max(self._sync.gather(outcome))
+        if outcome == _STOP:
+            raise SaveError("a checkpoint failed, and the coordinator ended the job: see trainer 0's log")
+        if outcome == _COMMITTED:
+            self.saved_step = progress.step
+        elif advance_day:
+            raise SaveError(f"the checkpoint at a day boundary (step {progress.step}) failed: see trainer 0's log")
+        self._link.event("phase", phase="training")
+        return outcome == _COMMITTED
+
+    def _save_and_commit(
+        self,
+        step: int,
+        name: str,
+        cursor: dict[str, Any],
+        started: float,
+        facts: Mapping[str, Any],
+        advance_day: Sequence[str],
+    ) -> int:
+        """Trainer 0's part: _COMMITTED, _STOP, or 0 when it failed and training goes on."""
+        job = self._spec.job
+        keys: dict[str, int] = {}
+        try:
+            draft = self._draft(name, step)
+            tables = draft.save(self._client, advance_day=advance_day)
+            self._life.saved(tables, readable=not is_remote(draft.address))
+            keys = {table: saved.num_rows for table, saved in tables.items()}
+            draft.finish(
+                dense=self._program.state(),
+                cursor=cursor,
+                facts={
+                    "job": job.name,
+                    "seed": job.seed,
+                    "settings": job.model_dump(mode="json"),
+                    **facts,
+                    "tables": {t: {"config": job.tables[t].model_dump(mode="json"), "keys": keys[t]} for t in keys},
+                },
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            kind = "job" if isinstance(error, PathError) else "runtime"
+            fields: dict[str, Any] = {"error": f"{type(error).__name__}: {error}", "kind": kind}
+        else:
+            fields = {"draft": draft.address, "seconds": time.monotonic() - started}
+        reply = self._coordinator.commit(step, **fields)
+        if reply["committed"]:
+            self.saved = {
+                "keys": keys,
+                "checkpoint": reply["path"],
+                "checkpoint_seconds": time.monotonic() - started,
+            }
+            self._link.event("checkpoint", step=step, **self.saved)
+            return _COMMITTED
+        self._link.event("log", level="error", message=f"checkpoint of step {step} failed: {reply['error']}")
+        return _STOP if reply.get("stop") else 0
+
+    def count_day(self, tables: Sequence[str], step: int) -> None:
+        """Only a save has the servers count a day; this one is thrown away. For trainer 0."""
+        location = self._spec.job.checkpoint_location
+        name = f".step-{step}-incarnation-{self._spec.incarnation}-draft-boundary"
+        self._draft(name, step).save(self._client, advance_day=tables)
+        if is_remote(location):
+            assert self._spec.staging is not None
+            ObjectStore(location, self._spec.staging.owner).discard(name)
+        else:
+            open_checkpoints(location).discard(name)
+
+    def _draft(self, name: str, step: int) -> manifest.Draft | RemoteDraft:
+        location = self._spec.job.checkpoint_location
+        if not is_remote(location):
+            return manifest.Draft(Path(location), name, step)
+        assert self._spec.staging is not None
+        return RemoteDraft(location, self._spec.staging, name, step, self._coordinator.ask_hosts)
