@@ -61,7 +61,7 @@ class _Table:
 class Client:
     """One trainer's access to all servers. Every call may be made from any thread, and several at once.
 
-    `load`, `load_apart` and `end_day` rebuild the servers' hash tables, which Paddle does not lock: a pull, push or key
+    `load`, `load_per_host` and `end_day` rebuild the servers' hash tables, which Paddle does not lock: a pull, push or key
     count meanwhile can end a server. Calls of one client wait for each other there; other clients must be kept away.
 
     pull_timeout_seconds bounds every pull and push as a whole; slower means failed. A call that raises has not changed
@@ -227,7 +227,7 @@ class Client:
             sizes = [[keys * t.bytes_per_row for keys in self._num_keys(t)] for t in self._tables.values()]
         return tuple(int(sum(each)) for each in zip(*sizes, strict=True))
 
-    def save_apart(
+    def save_per_host(
         self,
         directories: Sequence[Path],
         collect: Callable[[], Sequence[Mapping[str, Sequence[saved_tables.Part]]]],
@@ -253,7 +253,7 @@ class Client:
             self._check_saved(t, saved[name], num_keys[name])
         return saved
 
-    def load_apart(self, directories: Sequence[Path], saved: Mapping[str, saved_tables.SavedTable]) -> None:
+    def load_per_host(self, directories: Sequence[Path], saved: Mapping[str, saved_tables.SavedTable]) -> None:
         """As `load`, where each server reads below its own of the directories, made by `apart.lay_out` on its host.
 
         Raises CheckpointError for tables that do not fit before a server is asked, LoadError when keys are missing

@@ -88,7 +88,7 @@ class AdamShared(Adam):
 Optimizer = Annotated[Sgd | AdaGrad | AdaGradElementwise | Adam | AdamShared, Field(discriminator="rule")]
 
 
-class Lifecycle(_Frozen):
+class TableLifecycle(_Frozen):
     """What a day boundary does to a key. Scores are in the unit of the table's score weights."""
 
     every_rows: int | None = Field(
@@ -136,7 +136,9 @@ class TableConfig(_Frozen):
         le=2**31,
         description="Score from which a key has an embedding; below, only a first-order weight. null: from the start.",
     )
-    lifecycle: Lifecycle = Field(default_factory=Lifecycle, description="Decay and eviction at day boundaries.")
+    lifecycle: TableLifecycle = Field(
+        default_factory=TableLifecycle, description="Decay and eviction at day boundaries."
+    )
     shards: int | None = Field(
         default=None,
         ge=1,

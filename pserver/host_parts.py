@@ -1,7 +1,7 @@
 """Saved tables where every server has a disk of its own: what the host of one server does before and after.
 
-    save    `Client.save_apart` has the server write its parts under a folder of its host; `measure` reads them there
-    load    the host fetches the `needed` parts, `lay_out` makes a folder of them; `Client.load_apart` has it read
+    save    `Client.save_per_host` has the server write its parts under a folder of its host; `measure` reads them there
+    load    the host fetches the `needed` parts, `lay_out` makes a folder of them; `Client.load_per_host` has it read
 
 Whoever calls these moves the files between the hosts and the place where they are kept. Without Paddle.
 """

@@ -1,4 +1,4 @@
-"""python -m pserver.child: the process that holds a server's shards of the tables.
+"""python -m pserver.worker: the process that holds a server's shards of the tables.
 
 It reads one JSON line from standard input:
 
@@ -38,7 +38,7 @@ from paddlewheel.pserver.descriptor import describe
 from paddlewheel.pserver.errors import PortInUseError, RequirementError, ServerError
 from paddlewheel.pserver.requirements import check
 
-EXIT_FIX_JOB, EXIT_RETRY = 64, 75
+EX_USAGE, EX_TEMPFAIL = 64, 75
 _EVENT_FD = 3
 _STOP_RETRY_SECONDS = 0.2
 _CANNOT_LISTEN_SECONDS = 0.02  # `run_server` returns that soon, and without an error, when it cannot listen
@@ -70,7 +70,7 @@ def main() -> int:
         gflags = [str(flag) for flag in spec.get("gflags", ())]
         exit_on_eof = bool(spec.get("exit_on_stdin_eof", False))
     except (ValueError, KeyError, IndexError, TypeError, ValidationError) as error:
-        return fail("job", error, EXIT_FIX_JOB)
+        return fail("job", error, EX_USAGE)
 
     wakeup_fd = _fork_stopper(host, port, watch_stdin=exit_on_eof, event_fd=events.fileno())
     signal.signal(signal.SIGTERM, _exit_before_serving)
@@ -80,11 +80,11 @@ def main() -> int:
         description = describe(tables, len(endpoints), num_trainers=num_trainers, gflags=gflags)
         _refuse_taken_port(host, port)
     except PortInUseError as error:
-        return fail("port", error, EXIT_RETRY)
+        return fail("port", error, EX_TEMPFAIL)
     except RequirementError as error:
-        return fail("environment", error, EXIT_FIX_JOB)
+        return fail("environment", error, EX_USAGE)
     except ValueError as error:
-        return fail("job", error, EXIT_FIX_JOB)
+        return fail("job", error, EX_USAGE)
 
     core, _ = paddle_core.load()
     hosts = [_host_text(core, endpoint, i) for i, endpoint in enumerate(endpoints)]
@@ -100,7 +100,7 @@ def main() -> int:
         try:  # Paddle does not say whether it was stopped or could not listen; in that case the port is still taken
             _refuse_taken_port(host, port)
         except PortInUseError as error:
-            return fail("port", error, EXIT_RETRY)
+            return fail("port", error, EX_TEMPFAIL)
     emit("stopped")
     return 0
 

@@ -31,16 +31,16 @@ _BYTES_PER_FLOAT = 20
 
 
 class ModelCheck:
-    """Builds a job's dense part in a child process, from the block's beginning; `finish` waits for what it found."""
+    """Builds a job's dense part in a worker process, from the block's beginning; `finish` waits for what it found."""
 
     def __init__(self, job: JobConfig, *, here: bool = True) -> None:
         """here: whether trainers run on this machine; else a user's own module and the memory are other machines'."""
         self._job, self._here = job, here
-        self._child: subprocess.Popen[str] | None = None
+        self._worker: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         if self._here or not isinstance(self._job.model, CustomModelConfig):
-            self._child = subprocess.Popen(
+            self._worker = subprocess.Popen(
                 [sys.executable, "-m", "paddlewheel.deploy.checks.model_check"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -51,29 +51,29 @@ class ModelCheck:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child.communicate()
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker.communicate()
 
     def finish(self) -> None:
-        """Waits for the child.
+        """Waits for the worker.
 
         Raises:
             ConfigError: the model cannot be built, or is larger than this machine's memory.
         """
-        if self._child is None:
+        if self._worker is None:
             return
         try:
-            out, said = self._child.communicate(self._job.model_dump_json(), timeout=_SECONDS)
+            out, said = self._worker.communicate(self._job.model_dump_json(), timeout=_SECONDS)
         except subprocess.TimeoutExpired:
             raise self._refused(f"building it takes more than {_SECONDS:.0f} s: what does its module do?") from None
         lines = out.splitlines()
-        found: dict[str, Any] = json.loads(lines[-1]) if self._child.returncode == 0 and lines else {}
+        found: dict[str, Any] = json.loads(lines[-1]) if self._worker.returncode == 0 and lines else {}
         if "error" in found:
             raise self._refused(found["error"])
         if "floats" not in found:
             last = "\n".join(said.strip().splitlines()[-15:])
-            raise self._refused(f"building it ended with exit code {self._child.returncode}:\n{last}")
+            raise self._refused(f"building it ended with exit code {self._worker.returncode}:\n{last}")
         needed, there = found["floats"] * _BYTES_PER_FLOAT, psutil.virtual_memory().total
         if self._here and needed > there:
             raise self._refused(

@@ -24,8 +24,8 @@ from cyclopts import App, CycloptsError
 
 from paddlewheel.deploy.cli.streams import give_up
 
-EXIT_FIX_JOB = 64
-EXIT_RETRY = 75
+EX_USAGE = 64
+EX_TEMPFAIL = 75
 EXIT_INTERRUPTED = 130
 
 _ANSWERS = {"job", "checkpoint", "chain", "curves", "report", "status", "deploy", "doctor", "version"}
@@ -89,14 +89,14 @@ def run(arguments: Sequence[str]) -> int:
         code = build_app()(list(arguments))
     except CycloptsError as error:
         words = " ".join(["paddlewheel", *(error.command_chain or ())])
-        return _fail("usage", f"{error}\nTry: {words} --help", EXIT_FIX_JOB, arguments)
+        return _fail("usage", f"{error}\nTry: {words} --help", EX_USAGE, arguments)
     except KeyboardInterrupt:
         return _fail("interrupted", "interrupted", EXIT_INTERRUPTED, arguments)
     except BrokenPipeError:
         give_up(sys.stdout)
         if arguments and arguments[0] in _ANSWERS:
             return 0  # the reader of its answer (such as `head`) has gone; nothing is left to be said to it
-        return _fail("BrokenPipeError", "a connection broke", EXIT_RETRY, arguments)
+        return _fail("BrokenPipeError", "a connection broke", EX_TEMPFAIL, arguments)
     except Exception as error:  # noqa: BLE001 -- the last stop before the user
         if type(error) is OSError and error.filename is None and arguments and arguments[0] in _ANSWERS:
             return _lost_answer(error, arguments)
@@ -105,12 +105,10 @@ def run(arguments: Sequence[str]) -> int:
             return _failed_by_the_system(error, arguments)
         if kind.__module__.partition(".")[0] not in _OURS:
             traceback.print_exc()
-            return _fail(kind.__name__, f"this is a mistake in paddlewheel: {error}", EXIT_RETRY, arguments)
+            return _fail(kind.__name__, f"this is a mistake in paddlewheel: {error}", EX_TEMPFAIL, arguments)
         if os.environ.get("PADDLEWHEEL_TRACEBACK"):
             traceback.print_exc()
-        return _fail(
-            kind.__name__, str(error), EXIT_FIX_JOB if isinstance(error, ValueError) else EXIT_RETRY, arguments
-        )
+        return _fail(kind.__name__, str(error), EX_USAGE if isinstance(error, ValueError) else EX_TEMPFAIL, arguments)
     return code if isinstance(code, int) else 0
 
 
@@ -127,13 +125,13 @@ def _failed_by_the_system(error: OSError, arguments: Sequence[str]) -> int:
         traceback.print_exception(error)
     names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
     message = f"{names}: {error.strerror}" if names else str(error.strerror)
-    return _fail(type(error).__name__, message, EXIT_FIX_JOB if error.errno in _REFUSALS else EXIT_RETRY, arguments)
+    return _fail(type(error).__name__, message, EX_USAGE if error.errno in _REFUSALS else EX_TEMPFAIL, arguments)
 
 
 def _lost_answer(error: OSError, arguments: Sequence[str]) -> int:
     give_up(sys.stdout)
     reason = f"the answer cannot be written to standard output: {error.strerror or error}"
-    return _fail("AnswerLostError", reason, EXIT_RETRY, arguments)
+    return _fail("AnswerLostError", reason, EX_TEMPFAIL, arguments)
 
 
 def _fail(kind: str, message: str, code: int, arguments: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from paddlewheel.deploy.cli.arguments import Json, answer, check_host_and_port
 if TYPE_CHECKING:
     from paddlewheel.trainer.checkpoint.store import Checkpoints
 
-EXIT_FIX_JOB = 64
+EX_USAGE = 64
 
 app = App(name="checkpoint", help="Look at checkpoints, rewrite them, or ask a running job for one.")
 
@@ -62,7 +62,7 @@ def verify(location: Location, *, json: Json = False) -> int:
         return "\n".join(row["damage"] if row.get("damage") else f"{_line(row)}  whole" for row in rows)
 
     answer(rows, json=json, text=text)
-    return EXIT_FIX_JOB if any(row.get("damage") for row in rows) else 0
+    return EX_USAGE if any(row.get("damage") for row in rows) else 0
 
 
 @app.command

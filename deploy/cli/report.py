@@ -8,9 +8,9 @@ from cyclopts import Parameter
 from paddlewheel.deploy.cli.arguments import Json, answer
 
 if TYPE_CHECKING:
-    from paddlewheel.trainer.coordinator.run_report import DayStory, IncarnationStory, Report
+    from paddlewheel.trainer.coordinator.run_report import AttemptRecord, DayRecord, Report
 
-EXIT_FIX_JOB = 64
+EX_USAGE = 64
 
 
 def report(
@@ -29,7 +29,7 @@ def report(
 
     found = run_report.report(run_dir)
     answer(found.to_json(), json=json, text=lambda: "\n".join(_lines(found)))
-    return 0 if found.exact else EXIT_FIX_JOB
+    return 0 if found.exact else EX_USAGE
 
 
 def _lines(found: "Report") -> Iterator[str]:
@@ -59,11 +59,9 @@ def _lines(found: "Report") -> Iterator[str]:
         yield f"{newest}; saving took {duration(found.checkpoint_seconds)} in all{failed}"
     for trained in found.days:
         yield from _day(trained)
-    for story in found.incarnations:
-        yield from _incarnation(story)
-    lost = [
-        story for story in found.incarnations if story.rows_replayed or story.down_seconds or story.repeated_seconds
-    ]
+    for story in found.attempts:
+        yield from _attempt(story)
+    lost = [story for story in found.attempts if story.rows_replayed or story.down_seconds or story.repeated_seconds]
     if lost:
         rows = sum(story.rows_replayed or 0 for story in lost)
         unknown = " (and those of a lost coordinator)" if any(story.rows_replayed is None for story in lost) else ""
@@ -83,7 +81,7 @@ def _lines(found: "Report") -> Iterator[str]:
         yield from (f"    {reason}" for reason in found.reasons)
 
 
-def _day(story: "DayStory") -> Iterator[str]:
+def _day(story: "DayRecord") -> Iterator[str]:
     from paddlewheel.deploy.launch.display import duration
 
     if story.day:
@@ -99,13 +97,13 @@ def _day(story: "DayStory") -> Iterator[str]:
         yield f"    {name}: {sizes['keys']:,} keys, {', '.join(told)}"
 
 
-def _incarnation(story: "IncarnationStory") -> Iterator[str]:
+def _attempt(story: "AttemptRecord") -> Iterator[str]:
     from paddlewheel.deploy.launch.display import duration
 
     begin = f"from step {story.restored}" if story.restored is not None else "from nothing"
     roles = f"{story.num_servers} servers, {story.num_trainers} trainers"
     lived = duration(story.ended - story.began) if story.ended is not None else "so far"
-    yield f"incarnation {story.number}: {begin}, {roles}, {story.num_checkpoints} checkpoints, {lived}"
+    yield f"attempt {story.number}: {begin}, {roles}, {story.num_checkpoints} checkpoints, {lived}"
     if story.cause:
         again = "an unknown number of" if story.rows_replayed is None else f"{story.rows_replayed:,}"
         cost = f"{again} rows again, {duration(story.down_seconds)} until training went on"

@@ -45,7 +45,7 @@ class AgentArguments:
     ] = None
     """Port of the role's own service; by default a free one."""
     health: Annotated[str, Parameter(validator=check_host_and_port, env_var="PADDLEWHEEL_HEALTH")] = "127.0.0.1:0"
-    """HOST:PORT of the gRPC health service (`""`: lives; `ready`: has its seat)."""
+    """HOST:PORT of the gRPC health service (`""`: lives; `ready`: has its member)."""
     job_name: Annotated[str, Parameter(env_var="PADDLEWHEEL_JOB_NAME")] = ""
     """Name of the job in the metrics."""
     metrics: Metrics = None

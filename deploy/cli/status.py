@@ -108,7 +108,7 @@ def _lines(found: "pb.JobStatus") -> Iterator[str]:
     from paddlewheel.deploy.launch.display import duration, progress_of
     from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 
-    attempt = f", incarnation {found.incarnation}" if found.incarnation > 1 else ""
+    attempt = f", attempt {found.attempt}" if found.attempt > 1 else ""
     yield f"{found.name} ({found.mode}): {found.phase} for {duration(found.elapsed_seconds)}{attempt}"
     said = progress_of(found)
     if said.get("total_rows"):
@@ -121,8 +121,8 @@ def _lines(found: "pb.JobStatus") -> Iterator[str]:
     for member in found.members:
         role = pb.Role.Name(member.role).removeprefix("ROLE_").lower()
         where = f"{member.host}:{member.port}" if member.port else member.host
-        memory = f", {member.child_memory_bytes / (1 << 20):,.0f} MiB" if member.child_memory_bytes else ""
-        if member.child_memory_bytes and member.memory_limit_bytes:
+        memory = f", {member.worker_memory_bytes / (1 << 20):,.0f} MiB" if member.worker_memory_bytes else ""
+        if member.worker_memory_bytes and member.memory_limit_bytes:
             memory += f" of {member.memory_limit_bytes / (1 << 20):,.0f}"
         if member.HasField("seconds_to_limit"):
             memory += f", full in {duration(member.seconds_to_limit)} at this growth"

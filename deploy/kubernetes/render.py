@@ -22,12 +22,12 @@ from paddlewheel.deploy.kubernetes.options import DATA_PATH, RUNS_PATH, Kubernet
 from paddlewheel.trainer.agent.paddle_environment import COMPUTE_THREADS
 from paddlewheel.trainer.job.config import JobConfig, check_server_folders
 from paddlewheel.trainer.job.errors import ConfigError, Problem
-from paddlewheel.trainer.job.exit_codes import EXIT_FIX_JOB, EXIT_INTERRUPTED, EXIT_TERMINATED
+from paddlewheel.trainer.job.exit_codes import EX_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED
 
 Object = dict[str, Any]
 
 _GRPC, _HEALTH, _METRICS, _CHILD = 7070, 7071, 9400, 7072
-"""Ports: the coordinator's, every agent's health service, /metrics, and what a role's child listens on."""
+"""Ports: the coordinator's, every agent's health service, /metrics, and what a role's worker listens on."""
 _USER = 10_001
 _JOB_FOLDER, _SECRETS = "/etc/paddlewheel", "/run/secrets/paddlewheel"
 _GRACE_MARGIN_SECONDS = 15
@@ -115,7 +115,10 @@ class _Renderer:
         self._job = _for_pods(job, self._name, options)
         self._sizing: Sizing = size(job, options.keys)
         self._grace = math.ceil(
-            job.control.stop_seconds + job.control.stop_save_seconds + job.control.drain_seconds + _GRACE_MARGIN_SECONDS
+            job.control.stop_seconds
+            + job.control.final_checkpoint_timeout_seconds
+            + job.control.drain_seconds
+            + _GRACE_MARGIN_SECONDS
         )
 
     def objects(self) -> list[Object]:
@@ -251,7 +254,7 @@ class _Renderer:
             }
 
         return [
-            codes("FailJob", EXIT_FIX_JOB),
+            codes("FailJob", EX_USAGE),
             {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             codes("Ignore", EXIT_INTERRUPTED, EXIT_TERMINATED),
         ]
@@ -334,7 +337,7 @@ class _Renderer:
             "image": self._options.image,
             "args": arguments,
             "env": self._environment(role),
-            "ports": ports if role == "coordinator" else [*ports, {"name": "child", "containerPort": _CHILD}],
+            "ports": ports if role == "coordinator" else [*ports, {"name": "worker", "containerPort": _CHILD}],
             "resources": self._resources(role),
             "startupProbe": {**self._probe(port, ""), "periodSeconds": 2, "failureThreshold": 60},
             "livenessProbe": {**self._probe(port, ""), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},

@@ -41,7 +41,7 @@ from paddlewheel.trainer.coordinator.plan import JobPlan
 from paddlewheel.trainer.coordinator.resume import read_journal
 from paddlewheel.trainer.coordinator.security import Security
 from paddlewheel.trainer.job.config import JobConfig
-from paddlewheel.trainer.job.exit_codes import EXIT_DONE, EXIT_FIX_JOB, EXIT_RETRY, describe_exit
+from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_DONE, describe_exit
 from paddlewheel.trainer.worker import warm_start
 
 _OPEN_SECONDS = 30.0
@@ -75,7 +75,7 @@ def run_local(
     resume: Resume = "auto",
     display: Display | None = None,
     hosts: HostsConfig | None = None,
-    child_commands: Mapping[str, Sequence[str]] | None = None,
+    worker_commands: Mapping[str, Sequence[str]] | None = None,
 ) -> RunOutcome:
     """Runs the job with its servers and trainers on this machine, or on others. Call it from the main thread: signals.
 
@@ -87,7 +87,7 @@ def run_local(
             begins again and puts old checkpoints aside. A job that is trained already is not trained again.
         display: shows progress; a bar or log lines on standard error by default.
         hosts: where servers and trainers run; the coordinator always runs here. None: all of them here.
-        child_commands: programs that replace the Paddle children, by role (for tests).
+        worker_commands: programs that replace the Paddle workers, by role (for tests).
 
     Raises:
         ResumeError: the checkpoints in the job's folder are of a job with other values, or there are none to resume.
@@ -105,12 +105,12 @@ def run_local(
         port = plan.http_address.rpartition(":")[2]
         plan = plan.model_copy(update={"http_address": f"{hosts.coordinator}:{port}"})
     with _sole_use(run_dir):
-        if (result := resuming.finished(plan)) is not None:
+        if (result := resuming.finished_result(plan)) is not None:
             return _nothing_to_do(plan, result, log_dir)
-        if mode == "train" and job.warm_start is not None and resuming.examine(plan).path is None:
+        if mode == "train" and job.warm_start is not None and resuming.find_start(plan).path is None:
             warm_start.plan(job)
         _check_ports(job, hosts)
-        launcher = _Launcher(job, plan, log_dir, display or choose_display(), hosts, child_commands or {})
+        launcher = _Launcher(job, plan, log_dir, display or choose_display(), hosts, worker_commands or {})
         outcome = asyncio.run(launcher.run())
         if outcome.result:
             name = "result.json" if mode == "train" else f"{mode}.json"
@@ -126,7 +126,7 @@ def _nothing_to_do(plan: JobPlan, result: dict[str, Any], log_dir: Path) -> RunO
     return RunOutcome(
         exit_code=EXIT_DONE,
         cause="",
-        culprit="",
+        failed_role="",
         detail=f"{plan.name} is trained already; --fresh trains it again, more train.epochs or later --days go on.",
         result=result,
         run_dir=Path(plan.run_dir),
@@ -164,7 +164,7 @@ def _check_ports(job: JobConfig, hosts: HostsConfig | None) -> None:
 
 @dataclass
 class _Role:
-    """One agent's seat and, at times, its process."""
+    """One agent's member and, at times, its process."""
 
     name: str
     rank: int
@@ -195,10 +195,10 @@ class _Launcher:
         log_dir: Path,
         display: Display,
         hosts: HostsConfig | None,
-        child_commands: Mapping[str, Sequence[str]],
+        worker_commands: Mapping[str, Sequence[str]],
     ) -> None:
         self._job, self._plan, self._log_dir, self._display = job, plan, log_dir, display
-        self._hosts, self._child_commands = hosts, child_commands
+        self._hosts, self._worker_commands = hosts, worker_commands
         self._own_address = job.cluster.address if hosts is None else hosts.coordinator
         self._security = Security.from_environment()
         self._coordinator: Process | None = None
@@ -213,7 +213,7 @@ class _Launcher:
         self._signalled = asyncio.Event()
         self._stub: Any = None
         self._wake = asyncio.Event()
-        self._fatal: tuple[int, str, str, str] | None = None  # exit code, cause, culprit, detail
+        self._fatal: tuple[int, str, str, str] | None = None  # exit code, cause, failed_role, detail
         self._asking: set[asyncio.Task[None]] = set()
 
     async def run(self) -> RunOutcome:
@@ -260,7 +260,7 @@ class _Launcher:
         cause = f"the coordinator {self._lost}"
         if self._num_revivals:
             cause += f" (after {self._num_revivals} new starts of it)"
-        self._fatal = (EXIT_RETRY, cause, "coordinator", _tail(self._log_dir / "coordinator.log"))
+        self._fatal = (EX_TEMPFAIL, cause, "coordinator", _tail(self._log_dir / "coordinator.log"))
         return False
 
     async def _revive(self) -> bool:
@@ -314,7 +314,9 @@ class _Launcher:
         assert self._coordinator.stdin is not None
         self._coordinator.stdin.write(self._plan.model_dump_json().encode() + b"\n")
         self._coordinator.stdin.close()
-        reading = max(_OPEN_SECONDS, self._plan.control.save_seconds)  # it reads the newest checkpoint through first
+        reading = max(
+            _OPEN_SECONDS, self._plan.control.checkpoint_timeout_seconds
+        )  # it reads the newest checkpoint through first
         line = await self._unless_signalled(_read_line(read_end, reading))
         if line is None:
             return False
@@ -351,8 +353,8 @@ class _Launcher:
             await asyncio.wait_for(self._coordinator.wait(), 2.0)
         code = self._coordinator.returncode
         said = _last_message(log)
-        if code in {EXIT_FIX_JOB, EXIT_RETRY} and said:
-            raise (RefusedError if code == EXIT_FIX_JOB else LaunchError)(said)
+        if code in {EX_USAGE, EX_TEMPFAIL} and said:
+            raise (RefusedError if code == EX_USAGE else LaunchError)(said)
         raise LaunchError(f"the coordinator did not open its port; {log} says:\n{_tail(log)}")
 
     def _agent_command(self, name: str, rank: int) -> list[str]:
@@ -367,8 +369,8 @@ class _Launcher:
         metrics = metrics_address(self._job, name, rank)
         if metrics is not None:
             command += ["--job-name", self._job.name, "--metrics", metrics, "--targets", str(targets_folder(self._job))]
-        if name in self._child_commands:
-            command += ["--child", shlex.join(self._child_commands[name])]
+        if name in self._worker_commands:
+            command += ["--worker", shlex.join(self._worker_commands[name])]
         return command
 
     async def _spawn(self, role: _Role) -> None:
@@ -410,13 +412,13 @@ class _Launcher:
         for member in status.members:
             if member.role == pb.ROLE_PSERVER:
                 before = seen.server_memory_bytes.get(member.rank, 0)
-                seen.server_memory_bytes[member.rank] = max(before, member.child_memory_bytes)
+                seen.server_memory_bytes[member.rank] = max(before, member.worker_memory_bytes)
         self._display.update(status)
 
     async def _supervise(self, watching: asyncio.Task[None]) -> None:
         """Until the job is over or cannot go on."""
         assert self._coordinator is not None
-        silence = Silence(self._plan.control.silence_seconds * 2, time.monotonic())
+        silence = Silence(self._plan.control.heartbeat_timeout_seconds * 2, time.monotonic())
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), 0.2)
@@ -454,7 +456,7 @@ class _Launcher:
         """How much longer an ordered stop may take because a checkpoint is being saved."""
         status = self._seen.status
         saving = status is not None and status.checkpoint.state in {"saving", "committing"}
-        return self._plan.control.stop_save_seconds if saving else 0.0
+        return self._plan.control.final_checkpoint_timeout_seconds if saving else 0.0
 
     def _is_over(self) -> bool:
         return self._seen.status is not None and self._seen.status.over
@@ -472,7 +474,7 @@ class _Launcher:
         status = self._seen.status or pb.JobStatus()
         status.over = True
         status.outcome.exit_code = last["exit_code"]
-        status.outcome.cause, status.outcome.culprit = last.get("cause", ""), last.get("culprit", "")
+        status.outcome.cause, status.outcome.failed_role = last.get("cause", ""), last.get("failed_role", "")
         self._seen.status = status
         self._seen.result = last.get("result") or self._seen.result
         return True
@@ -491,9 +493,9 @@ class _Launcher:
             return
         if role.respawn_at == 0.0:
             role.respawn_at = now + _RESPAWN_SECONDS
-        elif now >= role.respawn_at and code == EXIT_FIX_JOB:  # and the coordinator has not said by now that it is over
+        elif now >= role.respawn_at and code == EX_USAGE:  # and the coordinator has not said by now that it is over
             cause = f"{role.name} {role.rank} {describe_exit(code)}"
-            self._fatal = (EXIT_FIX_JOB, cause, f"{role.name} {role.rank}", _tail(role.log))
+            self._fatal = (EX_USAGE, cause, f"{role.name} {role.rank}", _tail(role.log))
         elif now >= role.respawn_at and self._signal is None:
             role.respawn_at = 0.0
             await self._spawn(role)
@@ -554,7 +556,7 @@ class _Launcher:
             task.cancel()
 
     async def _kill_all(self) -> None:
-        """Kills what is left; the children go with their agents, by the kernel."""
+        """Kills what is left; the workers go with their agents, by the kernel."""
         for process in self._processes():
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -570,7 +572,9 @@ class _Launcher:
         """Children of killed agents are not ours to wait for; they vanish within moments."""
         deadline = time.monotonic() + 2.0
         pids = [
-            member.child_pid for member in (self._seen.status.members if self._seen.status else ()) if member.child_pid
+            member.worker_pid
+            for member in (self._seen.status.members if self._seen.status else ())
+            if member.worker_pid
         ]
         while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:  # noqa: ASYNC110 -- not ours
             await asyncio.sleep(0.02)
@@ -579,20 +583,20 @@ class _Launcher:
         status = self._seen.status
         if self._is_over() and status is not None:
             told = status.outcome
-            code, cause, culprit, detail = told.exit_code, told.cause, told.culprit, told.detail
+            code, cause, failed_role, detail = told.exit_code, told.cause, told.failed_role, told.detail
         elif self._fatal is not None:
-            code, cause, culprit, detail = self._fatal
+            code, cause, failed_role, detail = self._fatal
         elif self._signal is not None:
             how = "not in order" if self._stub is not None else "before the coordinator was ready"
-            code, cause, culprit, detail = 128 + self._signal, f"stopped by a signal, {how}", "", ""
+            code, cause, failed_role, detail = 128 + self._signal, f"stopped by a signal, {how}", "", ""
         else:
             raise LaunchError("the launcher ended without an outcome")
-        if culprit and not detail:
-            detail = _tail(self._log_dir / f"{culprit.replace(' ', '-')}.log")
+        if failed_role and not detail:
+            detail = _tail(self._log_dir / f"{failed_role.replace(' ', '-')}.log")
         return RunOutcome(
             exit_code=code,
             cause=cause,
-            culprit=culprit,
+            failed_role=failed_role,
             detail=detail,
             result=self._seen.result,
             run_dir=Path(self._plan.run_dir),
@@ -640,5 +644,5 @@ def _tail(log: Path) -> str:
         return ""
     spoken = [
         line for line in lines if not line.startswith('{"')
-    ]  # the child's own words, without the agent's log lines
+    ]  # the worker's own words, without the agent's log lines
     return "\n".join((spoken or lines)[-_TAIL_LINES:])

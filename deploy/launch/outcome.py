@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlewheel.deploy.launch.display import duration
-from paddlewheel.trainer.job.exit_codes import EXIT_DONE, EXIT_FIX_JOB, EXIT_RETRY
+from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_DONE
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class RunOutcome:
     Attributes:
         exit_code: 0 done; 64 fix the job; 75 a retry may help; 130 and 143 stopped by a signal.
         cause: the first cause of a failure, naming the role; empty after success.
-        detail: its traceback or the last lines of the culprit's log.
+        detail: its traceback or the last lines of the failed_role's log.
         result: trainer 0's result event; empty without one.
         server_memory_bytes: largest resident memory seen, by server.
         checkpoint: the newest committed one, from which the next run goes on; empty without one.
@@ -27,7 +27,7 @@ class RunOutcome:
 
     exit_code: int
     cause: str
-    culprit: str
+    failed_role: str
     detail: str
     result: Mapping[str, Any]
     run_dir: Path
@@ -42,7 +42,7 @@ class RunOutcome:
         return {
             "exit_code": self.exit_code,
             "cause": self.cause,
-            "culprit": self.culprit,
+            "failed_role": self.failed_role,
             "detail": self.detail,
             "result": dict(self.result),
             "run_dir": str(self.run_dir),
@@ -106,13 +106,13 @@ def _failure_lines(outcome: RunOutcome) -> Iterator[str]:
     yield f"the job {'was stopped' if stopped else 'failed'}: {outcome.cause}"
     if outcome.detail:
         yield from (f"    {line}" for line in outcome.detail.rstrip().splitlines())
-    if outcome.culprit:
-        yield f"log of {outcome.culprit}: {outcome.log_dir / (outcome.culprit.replace(' ', '-') + '.log')}"
+    if outcome.failed_role:
+        yield f"log of {outcome.failed_role}: {outcome.log_dir / (outcome.failed_role.replace(' ', '-') + '.log')}"
     else:
         yield f"logs: {outcome.log_dir}"
-    if outcome.exit_code != EXIT_FIX_JOB and outcome.checkpoint:
+    if outcome.exit_code != EX_USAGE and outcome.checkpoint:
         yield f"Starting it again goes on from {outcome.checkpoint}"
-    elif outcome.exit_code == EXIT_RETRY:
+    elif outcome.exit_code == EX_TEMPFAIL:
         yield "Starting it again may help."
-    elif outcome.exit_code == EXIT_FIX_JOB:
+    elif outcome.exit_code == EX_USAGE:
         yield "Starting it again as it is cannot help."

@@ -48,7 +48,7 @@ def _with_days(plan: JobPlan, job: JobConfig, days: DaysConfig) -> JobPlan:
             job.name,
             [Problem("train.days.range", "is missing: say which days to train, such as --days 2026-01-01..2026-01-07")],
         )
-    trained, current = resuming.days_behind(resuming.examine(plan).cursor)
+    trained, current = resuming.days_behind(resuming.find_start(plan).cursor)
     chosen = choose(
         parse_days(days.range),
         find_days(job.data.train, days.column),

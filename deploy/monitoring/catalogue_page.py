@@ -32,7 +32,7 @@ def render() -> str:
         "",
         f"Every series carries `{'`, `'.join(COMMON_LABELS)}` beside the labels named here. They stay the same when a",
         "role starts again, so restarts make no new series. Counters never go back while a process lives. Beside",
-        "these, each process serves the usual `process_*` metrics of its agent (not of the Paddle child). Histograms",
+        "these, each process serves the usual `process_*` metrics of its agent (not of the Paddle worker). Histograms",
         f"have the buckets {bounds} seconds.",
         "",
         f"Labels marked * take values from the job; after {MAX_OPEN_VALUES} of them the rest is counted as `other`.",

@@ -127,7 +127,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
             _chart("Phase", _q("paddlewheel_job_phase{JOB} == 1", "{{phase}}"), text="1 for the phase the job is in."),
             _chart(
                 "Memory",
-                _q("sum by (role) (paddlewheel_agent_child_memory_bytes{JOB})", "{{role}}s"),
+                _q("sum by (role) (paddlewheel_agent_worker_memory_bytes{JOB})", "{{role}}s"),
                 unit="bytes",
                 stacked=True,
             ),
@@ -205,14 +205,14 @@ DASHBOARDS: tuple[Dashboard, ...] = (
             ),
             _chart(
                 "Memory",
-                _q('paddlewheel_agent_child_memory_bytes{JOB, role="pserver"}', "server {{rank}}"),
+                _q('paddlewheel_agent_worker_memory_bytes{JOB, role="pserver"}', "server {{rank}}"),
                 _q('max(paddlewheel_agent_memory_limit_bytes{JOB, role="pserver"})', "limit"),
                 unit="bytes",
             ),
             _chart(
                 "Processor cores",
                 _q(
-                    'rate(paddlewheel_agent_child_cpu_seconds_total{JOB, role="pserver"}[$__rate_interval])',
+                    'rate(paddlewheel_agent_worker_cpu_seconds_total{JOB, role="pserver"}[$__rate_interval])',
                     "server {{rank}}",
                 ),
                 unit="none",
@@ -258,14 +258,14 @@ DASHBOARDS: tuple[Dashboard, ...] = (
             _chart("Skipped steps", _q("paddlewheel_trainer_bad_steps_total{JOB}", "trainer {{rank}}")),
             _chart(
                 "Memory",
-                _q('paddlewheel_agent_child_memory_bytes{JOB, role="trainer"}', "trainer {{rank}}"),
+                _q('paddlewheel_agent_worker_memory_bytes{JOB, role="trainer"}', "trainer {{rank}}"),
                 _q('max(paddlewheel_agent_memory_limit_bytes{JOB, role="trainer"})', "limit"),
                 unit="bytes",
             ),
             _chart(
                 "Processor cores",
                 _q(
-                    'rate(paddlewheel_agent_child_cpu_seconds_total{JOB, role="trainer"}[$__rate_interval])',
+                    'rate(paddlewheel_agent_worker_cpu_seconds_total{JOB, role="trainer"}[$__rate_interval])',
                     "trainer {{rank}}",
                 ),
                 unit="none",
@@ -317,7 +317,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
         "recovery",
         "paddlewheel: recovery",
         (
-            _stat("Incarnation", "max(paddlewheel_job_incarnation{JOB})"),
+            _stat("Trainer", "max(paddlewheel_job_attempt{JOB})"),
             _stat("Restarts", "sum(paddlewheel_job_restarts_total{JOB})"),
             _stat("Last checkpoint, step", "max(paddlewheel_job_checkpoint_step{JOB})"),
             _stat("Took", "max(paddlewheel_job_checkpoint_duration_seconds{JOB})", "s"),
@@ -337,7 +337,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
             _chart("Silence", _q("paddlewheel_job_heartbeat_age_seconds{JOB}", "longest"), unit="s"),
             _chart(
                 "Children that failed",
-                _q("sum by (role, reason) (paddlewheel_agent_child_failures_total{JOB})", "{{role}}: {{reason}}"),
+                _q("sum by (role, reason) (paddlewheel_agent_worker_failures_total{JOB})", "{{role}}: {{reason}}"),
             ),
             _chart(
                 "Seconds since the slowest trainer moved",

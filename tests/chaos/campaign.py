@@ -67,7 +67,7 @@ class Run:
             data,
             cluster=self.shape,
             train={"epochs": 2},
-            control={"max_restarts": 10, "save_seconds": 60},
+            control={"max_restarts": 10, "checkpoint_timeout_seconds": 60},
             checkpoint={"every_steps": self.random.choice([7, 15, 40]), "keep": self.random.randint(2, 4)},
         )
         self.blows_left = self.random.randint(1, _MAX_BLOWS)
@@ -190,7 +190,7 @@ class Run:
             return {"keys": keys, "verdict": "no journal"}
         allowed = {"exact"} if self.journal_is_whole else {"exact", "not proven"}
         assert report.verdict in allowed, (report.verdict, report.reasons, report.epochs)
-        return {"keys": keys, "verdict": report.verdict, "incarnations": len(report.incarnations)}
+        return {"keys": keys, "verdict": report.verdict, "attempts": len(report.attempts)}
 
     def _assert_nothing_left(self, job: ChaosJob) -> None:
         _, alive = psutil.wait_procs(list(self._processes), timeout=15)

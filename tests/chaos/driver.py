@@ -59,7 +59,12 @@ def job_file(folder: Path, data: Path, **sections: Any) -> Path:
         "cluster": {"servers": 2, "trainers": 2, "trainer_threads": 1},
         "checkpoint": {"every_steps": 15},
         "metrics": {"enabled": False},
-        "control": {"silence_seconds": 4, "deaf_seconds": 5, "step_seconds": 30, "backoff_seconds": 0.2},
+        "control": {
+            "heartbeat_timeout_seconds": 4,
+            "server_health_timeout_seconds": 5,
+            "step_timeout_seconds": 30,
+            "backoff_seconds": 0.2,
+        },
     }
     for section, values in sections.items():
         job[section] = {**job[section], **values} if isinstance(values, dict) else values
@@ -147,12 +152,12 @@ class ChaosJob:
         """Somewhere in training, after the first checkpoint or before it."""
         return self.wait_for_step(self.random.randint(2, 70))
 
-    def wait_for_phase(self, role: str, phase: str, incarnation: int = 1) -> pb.JobStatus:
-        """Until a child of the role says that it is loading, saving..."""
+    def wait_for_phase(self, role: str, phase: str, attempt: int = 1) -> pb.JobStatus:
+        """Until a worker of the role says that it is loading, saving..."""
 
         def there(found: pb.JobStatus) -> bool:
             states = [member.state for member in found.members if ROLES[member.role] == role]
-            return found.incarnation >= incarnation and phase in states
+            return found.attempt >= attempt and phase in states
 
         return self.wait_for(there, f"a {role} that is {phase}")
 
@@ -165,10 +170,10 @@ class ChaosJob:
     # -- what is done to it
 
     def pid_of(self, role: str, rank: int, part: str) -> int:
-        """part: agent or child."""
+        """part: agent or worker."""
         members = self.wait_for(lambda s: s.members, "members").members
         member = next(m for m in members if ROLES[m.role] == role and m.rank == rank)
-        return int(member.pid if part == "agent" else member.child_pid)
+        return int(member.pid if part == "agent" else member.worker_pid)
 
     def coordinator_pid(self) -> int:
         children = psutil.Process(self.process.pid).children(recursive=True)

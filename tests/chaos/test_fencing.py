@@ -1,4 +1,4 @@
-"""A trainer of an earlier incarnation that goes on: on fixed ports it meets the servers of the later one."""
+"""A trainer of an earlier attempt that goes on: on fixed ports it meets the servers of the later one."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def test_a_stale_trainer_changes_nothing(start_job: Callable[..., ChaosJob], und
         stale = StaleTrainer(client)
         with stale.at_work():
             job.wait_for(lambda _: len(stale.applied_at) > 3, "pushes of the other trainer")
-            job.hit(job.pid_of("pserver", 0, "child"))
+            job.hit(job.pid_of("pserver", 0, "worker"))
             stale.lose()
-            job.wait_for(lambda s: s.incarnation == 2 and s.phase == "running", "the second incarnation")
+            job.wait_for(lambda s: s.attempt == 2 and s.phase == "running", "the second attempt")
             again_at = time.time()  # whoever answers on the ports now was started anew
             outcome = job.finish()
     report = check_run(job, outcome, undisturbed_auc)

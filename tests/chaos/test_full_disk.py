@@ -67,7 +67,7 @@ def test_a_run_folder_on_a_full_disk_ends_in_order(start_job: Callable[..., Chao
 def test_a_day_boundary_that_cannot_be_saved_is_carried_out_later(
     start_job: Callable[..., ChaosJob], tmp_path: Path
 ) -> None:
-    """A save has the servers count the day, so the incarnation ends with it, and each boundary still happens once."""
+    """A save has the servers count the day, so the attempt ends with it, and each boundary still happens once."""
     directory = tmp_path / "small"
     directory.mkdir()
     prefix = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", _MOUNT_AND_RUN, str(directory)]
@@ -89,7 +89,7 @@ def test_a_day_boundary_that_cannot_be_saved_is_carried_out_later(
     enter(job, f"rm {directory}/filler")
     outcome = job.finish()
     report = check_run(job, outcome, None, Path(f"{directory}.saved"))
-    assert any("checkpoint at a day boundary" in story.cause for story in report.incarnations), report.incarnations
+    assert any("checkpoint at a day boundary" in story.cause for story in report.attempts), report.attempts
     assert [story.rows // 20_000 for story in report.days] == [1, 2, 3, 4]
     newest = manifest.latest(Path(f"{directory}.saved"))
     assert newest is not None

@@ -54,16 +54,16 @@ def coordinator(how: signal.Signals) -> Callable[[ChaosJob], None]:
 
 
 def in_phase(victim: str, rank: int, phase: str, *, of: str = "trainer") -> Callable[[ChaosJob], None]:
-    """Kills the victim's child while a child of the role `of` is in this phase."""
+    """Kills the victim's worker while a worker of the role `of` is in this phase."""
 
     def strike(job: ChaosJob) -> None:
         if phase == "loading":
             job.wait_for_commits(1)
-            job.hit(job.pid_of("trainer", 1, "child"))
+            job.hit(job.pid_of("trainer", 1, "worker"))
         pid = 0
         while not pid:
-            found = job.wait_for_phase(of, phase, incarnation=2 if phase == "loading" else 1)
-            members = {(m.role, m.rank): m.child_pid for m in found.members}
+            found = job.wait_for_phase(of, phase, attempt=2 if phase == "loading" else 1)
+            members = {(m.role, m.rank): m.worker_pid for m in found.members}
             pid = members[1 if victim == "pserver" else 2, rank]
         job.hit(pid)
 
@@ -78,7 +78,7 @@ def coordinator_in_a_save(job: ChaosJob) -> None:
 def in_an_allreduce(job: ChaosJob) -> None:
     """Trainer 1 stops, so that trainer 0 waits for it in the AllReduce of the next step; then it dies."""
     job.random_moment()
-    pid = job.pid_of("trainer", 1, "child")
+    pid = job.pid_of("trainer", 1, "worker")
     os.kill(pid, signal.SIGSTOP)
     time.sleep(0.3)
     job.hit(pid)
@@ -99,32 +99,30 @@ def delayed(role: str, seconds: float) -> Callable[[ChaosJob], None]:
 
 def storm(job: ChaosJob) -> None:
     """Three losses, each as soon as training goes on."""
-    for incarnation in (1, 2, 3):
-        job.wait_for(
-            lambda s, n=incarnation: s.incarnation >= n and s.phase == "running" and s.progress_json, "to be training"
-        )
-        role, part = job.random.choice(["pserver", "trainer"]), job.random.choice(["agent", "child"])
+    for attempt in (1, 2, 3):
+        job.wait_for(lambda s, n=attempt: s.attempt >= n and s.phase == "running" and s.progress_json, "to be training")
+        role, part = job.random.choice(["pserver", "trainer"]), job.random.choice(["agent", "worker"])
         job.hit(job.pid_of(role, job.random.randint(0, 1), part))
-        job.wait_for(lambda s, n=incarnation: s.num_restarts >= n, "a restart")
+        job.wait_for(lambda s, n=attempt: s.num_restarts >= n, "a restart")
 
 
 BLOWS = [
-    Blow("kill_trainer_0", 1, at_random("trainer", 0, "child", signal.SIGKILL)),
-    Blow("kill_trainer_1", 2, at_random("trainer", 1, "child", signal.SIGKILL)),
-    Blow("kill_server_0", 3, at_random("pserver", 0, "child", signal.SIGKILL)),
-    Blow("kill_server_1", 4, at_random("pserver", 1, "child", signal.SIGKILL)),
+    Blow("kill_trainer_0", 1, at_random("trainer", 0, "worker", signal.SIGKILL)),
+    Blow("kill_trainer_1", 2, at_random("trainer", 1, "worker", signal.SIGKILL)),
+    Blow("kill_server_0", 3, at_random("pserver", 0, "worker", signal.SIGKILL)),
+    Blow("kill_server_1", 4, at_random("pserver", 1, "worker", signal.SIGKILL)),
     Blow("kill_agent_of_trainer", 5, at_random("trainer", 1, "agent", signal.SIGKILL)),
     Blow("kill_agent_of_server", 6, at_random("pserver", 0, "agent", signal.SIGKILL)),
     Blow("kill_coordinator", 7, coordinator(signal.SIGKILL)),
-    Blow("stop_trainer", 8, at_random("trainer", 1, "child", signal.SIGSTOP)),
-    Blow("stop_server", 9, at_random("pserver", 1, "child", signal.SIGSTOP)),
+    Blow("stop_trainer", 8, at_random("trainer", 1, "worker", signal.SIGSTOP)),
+    Blow("stop_server", 9, at_random("pserver", 1, "worker", signal.SIGSTOP)),
     Blow("stop_agent_of_trainer", 10, at_random("trainer", 0, "agent", signal.SIGSTOP)),
     Blow("stop_coordinator", 11, coordinator(signal.SIGSTOP)),
-    Blow("terminate_trainer_child", 12, at_random("trainer", 1, "child", signal.SIGTERM)),
+    Blow("terminate_trainer_worker", 12, at_random("trainer", 1, "worker", signal.SIGTERM)),
     Blow(
-        "terminate_server_child",
+        "terminate_server_worker",
         13,
-        at_random("pserver", 0, "child", signal.SIGTERM),
+        at_random("pserver", 0, "worker", signal.SIGTERM),
         cause="pserver 0 was sent SIGTERM by somebody",
     ),
     Blow("kill_trainer_0_in_a_save", 14, in_phase("trainer", 0, "saving")),
@@ -151,9 +149,9 @@ def note(name: str, seed: int, job: ChaosJob, report: run_report.Report, outcome
             "exit_code": outcome["exit_code"],
             "restarts": outcome["num_restarts"],
             "detect_seconds": round(job.seconds_to_detect(), 2),
-            "down_seconds": round(sum(story.down_seconds for story in report.incarnations), 2),
-            "rows_replayed": sum(story.rows_replayed or 0 for story in report.incarnations),
-            "causes": [story.cause for story in report.incarnations if story.cause],
+            "down_seconds": round(sum(story.down_seconds for story in report.attempts), 2),
+            "rows_replayed": sum(story.rows_replayed or 0 for story in report.attempts),
+            "causes": [story.cause for story in report.attempts if story.cause],
             "exact": report.exact,
             "seconds": round(time.monotonic() - job.started, 1),
         }
@@ -171,14 +169,14 @@ def test_the_job_ends_and_each_row_counts_once(start_job: StartJob, undisturbed_
     if blow.restarts is not None:
         assert outcome["num_restarts"] == blow.restarts, job.log()
     if blow.cause:
-        assert blow.cause in report.incarnations[0].cause
+        assert blow.cause in report.attempts[0].cause
 
 
 def test_what_rounding_left_over_is_not_saved(start_job: StartJob, undisturbed_auc: float) -> None:
     """With 16 bits between trainers a restart begins owing nothing; rows, towers and AUC are as ever."""
     job = start_job(27, train={"allreduce": "bfloat16"})
     job.wait_for_commits(2)
-    job.hit(job.pid_of("trainer", 1, "child"))
+    job.hit(job.pid_of("trainer", 1, "worker"))
     outcome = job.finish()
     report = check_run(job, outcome, undisturbed_auc)
     assert outcome["num_restarts"] == 1, job.log()
@@ -199,8 +197,8 @@ def test_sigterm_saves_and_the_next_run_goes_on(start_job: StartJob, undisturbed
     outcome = second.finish()
     report = check_run(second, outcome, None)
     assert outcome["result"]["eval"]["auc"] > undisturbed_auc - AUC_TOLERANCE  # better: one trainer makes more steps
-    assert report.incarnations[1].restored == before.steps[-1]
-    assert report.incarnations[0].rows_replayed == 0
+    assert report.attempts[1].restored == before.steps[-1]
+    assert report.attempts[0].rows_replayed == 0
     note("sigterm_to_the_launcher", 31, second, report, outcome)
 
 
@@ -213,7 +211,7 @@ def test_sigterm_to_one_role_saves_and_stops_all(start_job: StartJob, undisturbe
     second = start_job(34)
     outcome = second.finish()
     report = check_run(second, outcome, undisturbed_auc)
-    assert report.incarnations[0].rows_replayed == 0
+    assert report.attempts[0].rows_replayed == 0
     note(f"sigterm_to_a_{role}", 33, second, report, outcome)
 
 
@@ -248,7 +246,7 @@ def test_a_killed_launcher_leaves_nothing_and_the_next_run_goes_on(start_job: St
     second = start_job(38)
     outcome = second.finish()
     report = check_run(second, outcome, undisturbed_auc)
-    assert (report.incarnations[1].restored or 0) >= 30
+    assert (report.attempts[1].restored or 0) >= 30
     note("kill_launcher", 37, second, report, outcome)
 
 
@@ -287,7 +285,7 @@ def test_a_recovered_run_equals_an_undisturbed_one(start_job: StartJob, tmp_path
         job = start_job(seed, run_dir=str(tmp_path / name), **exact)
         if name == "recovered":
             job.wait_for_commits(1)
-            job.hit(job.pid_of("pserver", 1, "child"))
+            job.hit(job.pid_of("pserver", 1, "worker"))
         outcome = job.finish()
         report = check_run(job, outcome, None)
         newest = manifest.latest(job.run_dir / "checkpoints")

@@ -156,11 +156,11 @@ def write_down(name: str, report: run_report.Report, detect_seconds: float) -> N
     if path := os.environ.get("PADDLEWHEEL_CHAOS_LOG"):
         line = {
             "scenario": name,
-            "restarts": len(report.incarnations) - 1,
+            "restarts": len(report.attempts) - 1,
             "detect_seconds": round(detect_seconds, 2),
-            "down_seconds": round(sum(story.down_seconds for story in report.incarnations), 2),
-            "rows_replayed": sum(story.rows_replayed or 0 for story in report.incarnations),
-            "causes": [story.cause for story in report.incarnations if story.cause],
+            "down_seconds": round(sum(story.down_seconds for story in report.attempts), 2),
+            "rows_replayed": sum(story.rows_replayed or 0 for story in report.attempts),
+            "causes": [story.cause for story in report.attempts if story.cause],
             "exact": report.exact,
         }
         with Path(path).open("a") as file:
@@ -178,7 +178,7 @@ def test_a_cut_cable_costs_a_restart(cluster: Cluster) -> None:
     detected = lost["time"] - lost["halting_seconds"] - cut_at
     write_down("cut_cable", report, detected)
     assert detected < 15, lost
-    assert "trainer 1" in report.incarnations[0].cause
+    assert "trainer 1" in report.attempts[0].cause
 
 
 def test_16_bits_halve_what_a_slow_cable_carries(click_data: Path, tmp_path: Path) -> None:
@@ -211,4 +211,4 @@ def test_a_cable_that_is_out_for_a_second_costs_nothing(cluster: Cluster) -> Non
     cluster.hosts.cable("up")
     report = finish(cluster)
     write_down("cable_out_for_a_second", report, float("nan"))
-    assert len(report.incarnations) == 1
+    assert len(report.attempts) == 1

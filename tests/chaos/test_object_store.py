@@ -55,8 +55,8 @@ def test_a_loss_in_the_middle_of_an_upload(
     wait_for_half_an_upload(job, location)
     pids = {
         "server_host": lambda: job.pid_of("pserver", 0, "agent"),
-        "server": lambda: job.pid_of("pserver", 0, "child"),
-        "trainer_0": lambda: job.pid_of("trainer", 0, "child"),
+        "server": lambda: job.pid_of("pserver", 0, "worker"),
+        "trainer_0": lambda: job.pid_of("trainer", 0, "worker"),
         "coordinator": job.coordinator_pid,
     }
     job.hit(pids[victim]())
@@ -131,7 +131,7 @@ def test_hosts_that_share_nothing(start_job: StartJob, undisturbed_auc: float, l
     job = start_job(76, arguments=["--hosts", str(tmp_path / "hosts.yaml")], **settings)
     job.wait_for_commits(2)
     job.hit(job.pid_of("pserver", 1, "agent"))
-    job.wait_for(lambda s: s.incarnation >= 2 and s.phase == "running", "the second incarnation")
+    job.wait_for(lambda s: s.attempt >= 2 and s.phase == "running", "the second attempt")
     job.wait_for_commits(3)
     job.process.terminate()
     job.finish(143)
@@ -141,5 +141,5 @@ def test_hosts_that_share_nothing(start_job: StartJob, undisturbed_auc: float, l
     outcome = again.finish()
     report = check_run(again, outcome, None, location)
     assert outcome["result"]["eval"]["auc"] > undisturbed_auc - AUC_TOLERANCE
-    assert report.incarnations[-1].restored
+    assert report.attempts[-1].restored
     note("hosts_that_share_nothing", 76, again, report, outcome)

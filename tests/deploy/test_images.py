@@ -169,14 +169,14 @@ def test_the_wheel_of_the_image_holds_what_runs_need(tmp_path: Path) -> None:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(worker) for worker in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @contextlib.contextmanager
 def as_process_1(*command: str, environment: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen, int]]:
     """Runs a command as process 1 of a PID namespace, as an engine does; yields unshare, and process 1's id here."""
     outer = subprocess.Popen(
-        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command],
+        ["unshare", "--pid", "--fork", "--kill-worker", "--mount-proc", *command],
         env={**os.environ, **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -295,7 +295,7 @@ def test_exit_codes(role: str) -> None:
 
 
 def test_pods_have_time_for_a_checkpoint_before_they_are_killed() -> None:
-    control = {"stop_seconds": 20, "stop_save_seconds": 300, "drain_seconds": 7}
+    control = {"stop_seconds": 20, "final_checkpoint_timeout_seconds": 300, "drain_seconds": 7}
     for template in pods(rendered(job(control=control))).values():
         assert template["spec"]["terminationGracePeriodSeconds"] >= 327 + 10
 

@@ -51,8 +51,8 @@ def test_every_counter_and_histogram_of_the_catalogue_is_on_some_dashboard() -> 
         for name in re.findall(r"paddlewheel_\w+", query.expression)
     }
     left_out = {
-        "paddlewheel_agent_child_starts_total",  # the incarnation says the same
-        "paddlewheel_agent_child_log_lines_total",  # logs are read as logs
+        "paddlewheel_agent_worker_starts_total",  # the attempt says the same
+        "paddlewheel_agent_worker_log_lines_total",  # logs are read as logs
         "paddlewheel_trainer_bad_rows_total",  # bad steps are shown
     }
     behind = {metric.name for metric in BY_NAME.values() if metric.kind is not Kind.GAUGE} - shown

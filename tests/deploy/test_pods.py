@@ -58,7 +58,7 @@ def cluster(data: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[Kubelet,
             raw = yaml.safe_load((ROOT / "jobs" / "quickstart.yaml").read_text())
             raw |= {"name": NAME, "checkpoint": {"every_minutes": 0.1}}
             raw["data"] |= {"train": "/data/train", "eval": "/data/eval", "batch_rows": 256}
-            raw["control"] = {"silence_seconds": 8, "max_restarts": 3}
+            raw["control"] = {"heartbeat_timeout_seconds": 8, "max_restarts": 3}
             for key, value in changes.items():
                 raw[key] = {**raw.get(key, {}), **value} if isinstance(value, dict) else value
             # The machine has few processors: one each, as the limits say.

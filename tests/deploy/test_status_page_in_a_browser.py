@@ -46,26 +46,26 @@ def job_status(**fields: Any) -> pb.JobStatus:
             port=7000 + rank,
             state="ready",
             heartbeat_age_seconds=0.2 + 0.1 * rank,
-            child_memory_bytes=(21 if role == pb.ROLE_PSERVER else 3) << 30,
+            worker_memory_bytes=(21 if role == pb.ROLE_PSERVER else 3) << 30,
         )
         for role in (pb.ROLE_PSERVER, pb.ROLE_TRAINER)
         for rank in range(4)
     ]
-    members[0].child_memory_bytes, members[0].seconds_to_limit = 1 << 30, 300.0
+    members[0].worker_memory_bytes, members[0].seconds_to_limit = 1 << 30, 300.0
     texts = [
-        ("info", "incarnation 1 begins: 4 servers, 4 trainers"),
+        ("info", "attempt 1 begins: 4 servers, 4 trainers"),
         ("info", "all 4 trainers are ready"),
         ("info", "checkpoint of step 20000 committed in 41 s"),
         ("error", "trainer 2 was killed by SIGKILL"),
         ("warning", "starting again from step 20000 (restart 1 of 5)"),
-        ("info", "incarnation 2 begins: 4 servers, 4 trainers"),
+        ("info", "attempt 2 begins: 4 servers, 4 trainers"),
         ("info", "checkpoint of step 40000 committed in 43 s"),
     ]
     base = {
         "name": "criteo-deepfm",
         "mode": "train",
         "phase": "running",
-        "incarnation": 2,
+        "attempt": 2,
         "num_restarts": 1,
         "elapsed_seconds": 1740.0,
         "progress_json": json.dumps(progress),
@@ -139,7 +139,7 @@ def test_what_a_person_sees(server: WebServer, tmp_path: Path) -> None:
 
 def test_a_failed_job_names_its_cause(server: WebServer, now: dict[str, pb.JobStatus]) -> None:
     outcome = pb.Outcome(
-        exit_code=64, cause="trainer 1 failed: no such column", culprit="trainer 1", detail="Trace\nback"
+        exit_code=64, cause="trainer 1 failed: no such column", failed_role="trainer 1", detail="Trace\nback"
     )
     now["status"] = job_status(phase="over", over=True, outcome=outcome)
     dom = dump_dom(url(server))
@@ -160,7 +160,7 @@ def test_texts_from_a_job_are_never_markup(server: WebServer, now: dict[str, pb.
 
 def test_before_the_first_progress(server: WebServer, now: dict[str, pb.JobStatus]) -> None:
     now["status"] = pb.JobStatus(
-        name="new", phase="gathering", members=[pb.MemberStatus(role=pb.ROLE_TRAINER, state="absent")]
+        name="new", phase="rendezvous", members=[pb.MemberStatus(role=pb.ROLE_TRAINER, state="absent")]
     )
     dom = dump_dom(url(server))
     assert text_of(dom, "progress") == "no progress yet"

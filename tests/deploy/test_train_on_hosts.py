@@ -53,7 +53,7 @@ class Cluster:
         raw |= {"name": "spread", "run_dir": str(self.run_dir), "train": {"epochs": epochs}}
         raw["data"] |= {"train": str(self.data / "train"), "eval": str(self.data / "eval"), "batch_rows": 256}
         raw["checkpoint"] = {"every_minutes": 0.1}
-        raw["control"] = {"silence_seconds": 8, "max_restarts": 3, **(control or {})}
+        raw["control"] = {"heartbeat_timeout_seconds": 8, "max_restarts": 3, **(control or {})}
         (self.folder / "job.yaml").write_text(yaml.safe_dump(raw))
         # The command that stands for ssh must find the namespace of a host by its name.
         connect = self.folder / "connect"

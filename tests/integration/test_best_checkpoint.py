@@ -45,10 +45,10 @@ def undisturbed(data: dict, tmp_path_factory) -> dict:
 
 
 def _kill_the_trainer(process) -> None:
-    [child] = [
+    [worker] = [
         p for p in psutil.Process(process.pid).children(recursive=True) if "paddlewheel.trainer.worker" in p.cmdline()
     ]
-    child.kill()
+    worker.kill()
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_job_goes_on_elsewhere_from_a_store(endpoint: str, tmp_path: Path, mon
     job.settings["train"] = {"epochs": 3}
     code, outcome = job.run("train")
     assert code == 75, "a host that fetches a damaged part says so, and nothing is trained on it"
-    assert outcome["culprit"].startswith("pserver")
+    assert outcome["failed_role"].startswith("pserver")
     assert "is damaged" in outcome["cause"]
     assert command("checkpoint", "ls", f"{second}.damaged")[0] == 0, "the next start goes on from the one before"
 

@@ -209,17 +209,17 @@ def _check_chain(folder: Path) -> None:
     assert not (folder / "never").exists()
 
 
-def _child(process: subprocess.Popen, module: str) -> psutil.Process | None:
+def _worker(process: subprocess.Popen, module: str) -> psutil.Process | None:
     below = psutil.Process(process.pid).children(recursive=True)
     with contextlib.suppress(psutil.NoSuchProcess):
-        return next((child for child in below if module in child.cmdline()), None)
+        return next((worker for worker in below if module in worker.cmdline()), None)
     return None
 
 
 def _kill(process: subprocess.Popen, module: str) -> None:
-    child = _child(process, module)
-    assert child is not None
-    child.kill()
+    worker = _worker(process, module)
+    assert worker is not None
+    worker.kill()
 
 
 def _wait(condition, process: subprocess.Popen):
@@ -238,28 +238,28 @@ def _kill_between_commit_and_boundary(process: subprocess.Popen, run: Path, step
     Once its draft is whole, it runs a millisecond at a time: the coordinator needs longer, from giving the checkpoint
     its name, to write its journal and answer the trainer.
     """
-    child = _wait(lambda: _child(process, "paddlewheel.trainer.worker"), process)
+    worker = _wait(lambda: _worker(process, "paddlewheel.trainer.worker"), process)
     directory, committed = run / "checkpoints", run / "checkpoints" / f"step-{step}"
     _wait(lambda: list(directory.glob(f".step-{step}-*")) or committed.exists(), process)
-    child.send_signal(signal.SIGSTOP)
+    worker.send_signal(signal.SIGSTOP)
     deadline = time.monotonic() + 60
     while not committed.exists():
         assert time.monotonic() < deadline
         is_whole = bool(list(directory.glob(f".step-{step}-*/MANIFEST.json")))
-        child.send_signal(signal.SIGCONT)
+        worker.send_signal(signal.SIGCONT)
         time.sleep(0.001 if is_whole else 0.002)
-        child.send_signal(signal.SIGSTOP)
+        worker.send_signal(signal.SIGSTOP)
         answer_by = time.monotonic() + (0.03 if is_whole else 0.001)
         while not committed.exists() and time.monotonic() < answer_by:
             time.sleep(0.0005)
-    child.kill()
+    worker.kill()
 
 
 @pytest.mark.slow
 def test_a_boundary_is_neither_lost_nor_doubled_when_the_trainer_dies_around_it(tmp_path: Path, by_day: Path) -> None:
     """Killed between the commit and the boundary; killed in the middle of a day after one; a server killed, too."""
-    # a child that is stopped at two heartbeats in a row counts as lost
-    patient = {**SETTINGS["control"], "heartbeat_seconds": 4, "silence_seconds": 30}
+    # a worker that is stopped at two heartbeats in a row counts as lost
+    patient = {**SETTINGS["control"], "heartbeat_seconds": 4, "heartbeat_timeout_seconds": 30}
     job = Job(tmp_path, _data(by_day), {**SETTINGS, "control": patient})
     run = tmp_path / "run"
     process = job.start("train", "--days", f"{DAYS[0]}..{DAYS[-1]}")

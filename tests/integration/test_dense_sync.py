@@ -15,21 +15,21 @@ from tests.support.ports import free_port
 _PROGRAM = """
 import json, os, sys
 import numpy as np
-from trainer.dense_sync import DenseSync, PeerLostError
+from trainer.dense_sync import ProcessGroup, PeerLostError
 
 import paddle
 
 rank, trainers, port, dies = (int(a) for a in sys.argv[1:])
 paddle.enable_static()
-sync = DenseSync(rank, trainers, f"127.0.0.1:{port}", interface="lo")
+sync = ProcessGroup(rank, trainers, f"127.0.0.1:{port}", interface="lo")
 floats = np.random.default_rng(rank).standard_normal(100_003).astype(np.float32)
-sync.sum(floats)
-found = {"bits": floats.tobytes().hex()[:4000], "sum": float(floats.sum()), "gather": sync.gather(rank * 10**15 + 1)}
+sync.all_reduce(floats)
+found = {"bits": floats.tobytes().hex()[:4000], "sum": float(floats.sum()), "gather": sync.all_gather(rank * 10**15 + 1)}
 if dies == rank:
     os.kill(os.getpid(), 9)
 try:
     for _ in range(3):
-        sync.sum(floats)
+        sync.all_reduce(floats)
     found["lost"] = None
 except PeerLostError as error:
     found["lost"] = str(error)
@@ -70,11 +70,11 @@ _COMPRESSED = """
 import hashlib, json, os, sys
 import numpy as np
 from trainer.compressed_sum import CompressedSum
-from trainer.dense_sync import DenseSync, PeerLostError
+from trainer.dense_sync import ProcessGroup, PeerLostError
 
 wire = sys.argv[1]
 rank, trainers, port, dies = (int(a) for a in sys.argv[2:])
-sync = DenseSync(rank, trainers, f"127.0.0.1:{port}", interface="lo")
+sync = ProcessGroup(rank, trainers, f"127.0.0.1:{port}", interface="lo")
 compressed, rng = CompressedSum(sync, 100_003, wire), np.random.default_rng(rank)
 bits, applied, given = hashlib.sha256(), 0.0, 0.0
 try:
@@ -84,12 +84,12 @@ try:
         floats = rng.integers(-1000, 1001, 100_003).astype(np.float32)
         given = given + floats.astype(np.float64)
         counts = np.full(2, 10**6 + rank, np.float32)
-        compressed.sum(floats, counts)
+        compressed.all_reduce(floats, counts)
         compressed.keep()
         applied = applied + floats.astype(np.float64)
         bits.update(floats.tobytes() + counts.tobytes())
     owed = given + compressed.owed_N * -1.0
-    sync.sum(owed)
+    sync.all_reduce(owed)
     found = {"bits": bits.hexdigest(), "missing": float(np.abs(owed - applied).max()), "count": float(counts[0])}
 except PeerLostError as error:
     found = {"lost": str(error)}
@@ -116,18 +116,18 @@ def test_a_dead_peer_ends_a_sum_in_16_bits_on_all_others() -> None:
 _LATE = """
 import sys, time
 import numpy as np
-from trainer.dense_sync import DenseSync
+from trainer.dense_sync import ProcessGroup
 
 import paddle
 
 rank, port = (int(a) for a in sys.argv[1:])
 paddle.enable_static()
-sync = DenseSync(rank, 2, f"127.0.0.1:{port}", interface="lo")
+sync = ProcessGroup(rank, 2, f"127.0.0.1:{port}", interface="lo")
 for late in (1, 0):
     if rank == late:
         time.sleep(34)
-    sync.rendezvous()
-    print(sync.gather(rank + 1), flush=True)
+    sync.long_barrier()
+    print(sync.all_gather(rank + 1), flush=True)
 import os
 os._exit(0)
 """

@@ -81,14 +81,14 @@ def test_bad_rows_at_the_end_and_scores_that_are_not_finite_do_not_keep_a_job_fr
     assert saved.manifest["progress"]["rows"] == 5_500
 
 
-def _run_with_child(job: Job, child: str) -> list[str]:
+def _run_with_worker(job: Job, worker: str) -> list[str]:
     """A command that runs the job with trainers that are changed by this code."""
-    path = job.folder / "child.py"
-    path.write_text(child + "\nfrom trainer.child import main\nmain()\n")
+    path = job.folder / "worker.py"
+    path.write_text(worker + "\nfrom trainer.worker import main\nmain()\n")
     code = f"""
 from deploy.launcher import run_local
 from trainer.config import JobConfig
-found = run_local(JobConfig.load({str(job.path)!r}), child_commands={{"trainer": [{sys.executable!r}, {str(path)!r}]}})
+found = run_local(JobConfig.load({str(job.path)!r}), worker_commands={{"trainer": [{sys.executable!r}, {str(path)!r}]}})
 print("ended", found.exit_code)
 """
     return [sys.executable, "-c", code]
@@ -123,7 +123,7 @@ def test_an_interrupt_within_an_evaluation_saves_what_is_trained(tmp_path: Path,
     }
     job = Job(tmp_path, _data(tmp_path), settings)
     process = subprocess.Popen(
-        _run_with_child(job, SLOW_PREDICTION.replace('"evaluating"', repr(str(tmp_path / "evaluating")))),
+        _run_with_worker(job, SLOW_PREDICTION.replace('"evaluating"', repr(str(tmp_path / "evaluating")))),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -154,7 +154,7 @@ def test_a_job_that_is_lost_in_each_final_evaluation_comes_to_an_end(tmp_path: P
     _rows(tmp_path / "eval", np.arange(100) % 2)
     job = Job(tmp_path, _data(tmp_path), {**SMALL, "control": {"max_restarts": 1, "backoff_seconds": 0.1}})
     done = subprocess.run(
-        _run_with_child(job, KILLED_IN_THE_FINAL_EVALUATION),
+        _run_with_worker(job, KILLED_IN_THE_FINAL_EVALUATION),
         capture_output=True,
         text=True,
         timeout=200,
@@ -162,5 +162,5 @@ def test_a_job_that_is_lost_in_each_final_evaluation_comes_to_an_end(tmp_path: P
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
     )
     assert done.stdout.split()[-2:] == ["ended", "75"], done.stderr[-3000:]
-    assert len(_journal(job, "incarnation")) == 2
+    assert len(_journal(job, "attempt")) == 2
     assert [record["step"] for record in _journal(job, "committed")] == [5]

@@ -25,7 +25,7 @@ from paddlewheel.data_pipeline.loader import Loader
 from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.local import local_servers
 from paddlewheel.trainer.checkpoint import manifest
-from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.kernels import cpu
 from paddlewheel.trainer.loop.evaluate import evaluate
@@ -106,7 +106,7 @@ class Trained:
             client.load(self.step / "sparse")
             data = Dataset.open(job.data.eval, job.data)
             with Loader(data, job.data, data.slices(), seed=0, epoch=0, training=False) as loader:
-                sync = DenseSync(0, 1, "", interface=None)
+                sync = ProcessGroup(0, 1, "", interface=None)
                 report = evaluate(Recorder(program), client, sync, iter(loader), labels=job.data.labels)
         logit = np.concatenate(found).astype(np.float64)
         return 1 / (1 + np.exp(-logit)), report
@@ -167,7 +167,7 @@ def test_the_same_scores_from_a_running_jobs_servers(criteo, exported, start_job
     """Servers and coordinator are real; trainers only keep the job running, and the test fills the servers."""
     tables = {name: criteo.job.tables[name] for name in criteo.job.data.tables}
     plain = {name: table.model_dump(mode="json") for name, table in tables.items()}
-    job = start_job({"*": {**LONG, "step_seconds": 0.2}}, {"real_servers": True, "tables": plain})
+    job = start_job({"*": {**LONG, "step_timeout_seconds": 0.2}}, {"real_servers": True, "tables": plain})
     eventually(job.has("running"), seconds=60)
     predict = ["predict", criteo.path, "--coordinator", job.address(), "--to"]
     strange = paddlewheel(*predict, tmp_path / "no.parquet", code=64)["error"]["message"]
@@ -192,7 +192,7 @@ def test_the_same_scores_from_a_running_jobs_servers(criteo, exported, start_job
 
 def test_servers_that_may_be_loading_are_not_read(criteo, start_job, eventually, tmp_path) -> None:
     job = start_job({"*": LONG, "trainer 0": {"at": "loading", "do": "hang"}})
-    eventually(job.has("incarnation"), seconds=30)
+    eventually(job.has("attempt"), seconds=30)
     arguments = ["predict", criteo.path, "--coordinator", job.address(), "--to", tmp_path / "no.parquet"]
     said = paddlewheel(*arguments, code=75)["error"]["message"]
     assert "is not training" in said

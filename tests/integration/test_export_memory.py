@@ -60,7 +60,7 @@ def make_checkpoint(folder: Path, num_keys: int) -> Path:
     return manifest.commit(draft.path, 1, 1)
 
 
-# A process between: Linux counts what the forking process held as the child's peak, and pytest may hold more.
+# A process between: Linux counts what the forking process held as the worker's peak, and pytest may hold more.
 _MEASURE = """
 import resource, subprocess, sys
 code = subprocess.run(sys.argv[1:], stdout=sys.stderr).returncode

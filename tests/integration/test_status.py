@@ -38,12 +38,12 @@ def test_a_waiting_job_is_told(
     address, process = coordinator
     eventually(lambda: run(["status", address]) == 0, seconds=60, what="the coordinator answers")
     told = capsys.readouterr().out
-    assert "waiting (train): gathering" in told
+    assert "waiting (train): rendezvous" in told
     assert "pserver 0: absent" in told
     assert "trainer 0: absent" in told
     assert run(["status", address, "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
-    assert (status["name"], status["phase"], len(status["members"])) == ("waiting", "gathering", 2)
+    assert (status["name"], status["phase"], len(status["members"])) == ("waiting", "rendezvous", 2)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 143
 

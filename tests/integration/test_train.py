@@ -205,7 +205,7 @@ def test_more_bad_steps_than_allowed_end_the_job(tmp_path: Path) -> None:
 def _children(process: subprocess.Popen, module: str) -> list[psutil.Process]:
     """The agents' Paddle processes."""
     agents = [p for p in psutil.Process(process.pid).children() if "paddlewheel.trainer.agent.agent" in p.cmdline()]
-    return [child for agent in agents for child in agent.children() if module in child.cmdline()]
+    return [worker for agent in agents for worker in agent.children() if module in worker.cmdline()]
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_kill_9_of_a_role_ends_the_job_and_names_it(long_job: Job, eventually, m
     seconds = time.monotonic() - began
     outcome = json.loads(output)
     assert process.returncode == 75
-    assert outcome["culprit"].startswith(role), outcome
+    assert outcome["failed_role"].startswith(role), outcome
     assert "SIGKILL" in outcome["cause"]
     assert seconds < 15
 

@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paddlewheel.trainer.coordinator import messages
-from paddlewheel.trainer.coordinator.members import ChildState
-from paddlewheel.trainer.coordinator.messages import Member, Role
+from paddlewheel.trainer.coordinator.members import WorkerState
+from paddlewheel.trainer.coordinator.messages import Role, RoleRank
 from paddlewheel.trainer.coordinator.plan import JobPlan
 from paddlewheel.trainer.coordinator.row_ledger import prove
-from paddlewheel.trainer.coordinator.state_machine import Control, Phase
+from paddlewheel.trainer.coordinator.state_machine import JobStateMachine, Phase
 from paddlewheel.trainer.job.control import ControlConfig
 
 LIMITS = ControlConfig(
     heartbeat_seconds=0.5,
-    silence_seconds=4,
-    gather_seconds=1000,
-    start_seconds=50,
-    step_seconds=30,
+    heartbeat_timeout_seconds=4,
+    rendezvous_timeout_seconds=1000,
+    startup_timeout_seconds=50,
+    step_timeout_seconds=30,
     max_restarts=1,
     backoff_seconds=1,
 )
@@ -34,10 +34,10 @@ SIZES = {0: 3, 1: 1, 2: 2, 3: 2}
 
 
 @dataclass
-class Child:
-    """What a simulated agent's child does: starting, ready, then gone. A trainer trains epochs and saves after each."""
+class Worker:
+    """What a simulated agent's worker does: starting, ready, then gone. A trainer trains epochs and saves after each."""
 
-    incarnation: int
+    attempt: int
     epoch: int = 0
     ready: bool = False
     doing: str = "open"
@@ -53,17 +53,17 @@ class Child:
 class Agent:
     """A simulated agent: obeys commands one by one; its events wait in a queue until the world delivers them."""
 
-    member: Member
+    role_rank: RoleRank
     session: int | None = None
     frozen: bool = False
     finished: int | None = None
-    child: Child | None = None
+    worker: Worker | None = None
     commands: deque[Any] = field(default_factory=deque)
     events: deque[Any] = field(default_factory=deque)
 
 
 class World:
-    """Agents around one Control, and checks on everything it does."""
+    """Agents around one JobStateMachine, and checks on everything it does."""
 
     def __init__(self, num_servers: int, num_trainers: int) -> None:
         plan = JobPlan(
@@ -76,11 +76,11 @@ class World:
             control=LIMITS,
         )
         self.now = 0.0
-        self.control = Control(plan, self.now)
-        members = [Member(Role.PSERVER, r) for r in range(num_servers)] + [
-            Member(Role.TRAINER, r) for r in range(num_trainers)
+        self.control = JobStateMachine(plan, self.now)
+        role_ranks = [RoleRank(Role.PSERVER, r) for r in range(num_servers)] + [
+            RoleRank(Role.TRAINER, r) for r in range(num_trainers)
         ]
-        self.agents = [Agent(member) for member in members]
+        self.agents = [Agent(role_rank) for role_rank in role_ranks]
         self.num_sessions = 0
         self.num_overs = 0
         self.commits: deque[messages.Commit] = deque()
@@ -97,17 +97,17 @@ class World:
             self._check(action)
             agent = next((a for a in self.agents if a.session == getattr(action, "session", None)), None)
             match action:
-                case messages.Over():
+                case messages.JobFinished():
                     self.num_overs += 1
                     assert not was_over
                 case messages.Commit():
                     assert not self.commits, "two commits at once"
                     self.commits.append(action)
-                case messages.Note() | messages.Discard() | messages.CheckpointDone():
+                case messages.Log() | messages.Discard() | messages.CheckpointDone():
                     pass
                 case _ if agent is None:
                     assert isinstance(action, (messages.Refuse, messages.Finish)), f"{action} to a session that is gone"
-                case messages.Refuse() | messages.Drop():
+                case messages.Refuse() | messages.CloseSession():
                     self._hang_up(agent)
                 case _:
                     agent.commands.append(action)
@@ -115,23 +115,23 @@ class World:
 
     def _check(self, action: messages.Action) -> None:
         match action:
-            case messages.StartChild(session=session, spec=spec):
-                assert not self.commits, "a new incarnation before it is known what was committed"
+            case messages.StartWorker(session=session, spec=spec):
+                assert not self.commits, "a new attempt before it is known what was committed"
                 assert spec.get("restore", self.newest) == self.newest, "not the newest checkpoint"
                 agent = next(a for a in self.agents if a.session == session)
-                assert not any(isinstance(c, messages.StartChild) for c in agent.commands), "told twice to start"
-                assert agent.child is None, "told to start a second child"
-                if agent.member.role is Role.TRAINER:
-                    servers = list(self.control.seats.of(Role.PSERVER))
-                    assert all(seat.child is ChildState.READY for seat in servers), "trainers before servers"
-            case messages.Over(outcome=outcome):
+                assert not any(isinstance(c, messages.StartWorker) for c in agent.commands), "told twice to start"
+                assert agent.worker is None, "told to start a second worker"
+                if agent.role_rank.role is Role.TRAINER:
+                    servers = list(self.control.members.of(Role.PSERVER))
+                    assert all(member.worker is WorkerState.READY for member in servers), "trainers before servers"
+            case messages.JobFinished(outcome=outcome):
                 self._check_outcome(outcome)
 
     def _check_outcome(self, outcome: messages.Outcome) -> None:
-        trainers = list(self.control.seats.of(Role.TRAINER))
+        trainers = list(self.control.members.of(Role.TRAINER))
         if outcome.exit_code == 0:
             assert self.control.result is not None
-            assert all(seat.child is ChildState.ENDED for seat in trainers)
+            assert all(member.worker is WorkerState.ENDED for member in trainers)
             line, draft = [], self.newest
             while draft is not None:
                 line.insert(0, self.committed[draft])
@@ -144,16 +144,16 @@ class World:
             assert self.stop_asked
         if outcome.exit_code == 75 and not self.stop_asked:
             assert self.control.num_restarts >= LIMITS.max_restarts or "not all roles" in outcome.cause
-        # No child that an agent could still end is left running.
+        # No worker that an agent could still end is left running.
         for agent in self.agents:
-            if agent.session is not None and agent.child is not None:
-                seat = self.control.seats[agent.member]
-                assert not seat.has_child
+            if agent.session is not None and agent.worker is not None:
+                member = self.control.members[agent.role_rank]
+                assert not member.has_worker
 
     def _hang_up(self, agent: Agent) -> None:
-        """The coordinator closes the agent's stream: the agent ends its child and exits, to be started again."""
+        """The coordinator closes the agent's stream: the agent ends its worker and exits, to be started again."""
         session = agent.session
-        agent.session, agent.child, agent.frozen = None, None, False
+        agent.session, agent.worker, agent.frozen = None, None, False
         agent.commands.clear()
         agent.events.clear()
         if session is not None:
@@ -166,106 +166,104 @@ class World:
             self.num_sessions += 1
             agent.session, agent.frozen = self.num_sessions, False
             agent.events.append(messages.Available(agent.session, 7000 + self.num_sessions))
-            self.give(messages.Joined(agent.session, agent.member.role, agent.member.rank, "h", 1))
+            self.give(messages.Joined(agent.session, agent.role_rank.role, agent.role_rank.rank, "h", 1))
 
     def obey(self, agent: Agent) -> None:
         if agent.session is None or agent.frozen or not agent.commands:
             return
         match agent.commands.popleft():
-            case messages.StartChild(incarnation=incarnation):
+            case messages.StartWorker(attempt=attempt):
                 epoch = self.committed[self.newest]["position"]["epoch"] if self.newest else 0
-                agent.child = Child(incarnation, epoch, doing="open" if epoch < NUM_EPOCHS else "save")
-                agent.events.append(messages.ChildStarted(agent.session, incarnation, 9))
-            case messages.StopChild(incarnation=incarnation) if (
-                agent.child is not None and agent.child.incarnation == incarnation
-            ):
-                self._end_child(agent, -9, expected=True)
-            case messages.TellChild(line={"command": "stop"}) if agent.child is not None:
-                self._end_child(agent, 143)
-            case messages.TellChild(line=line) if agent.child is not None and "reply" in line:
-                agent.child.replies.append(line)
+                agent.worker = Worker(attempt, epoch, doing="open" if epoch < NUM_EPOCHS else "save")
+                agent.events.append(messages.WorkerStarted(agent.session, attempt, 9))
+            case messages.StopWorker(attempt=attempt) if agent.worker is not None and agent.worker.attempt == attempt:
+                self._end_worker(agent, -9, expected=True)
+            case messages.SendToWorker(line={"command": "stop"}) if agent.worker is not None:
+                self._end_worker(agent, 143)
+            case messages.SendToWorker(line=line) if agent.worker is not None and "reply" in line:
+                agent.worker.replies.append(line)
             case messages.Finish(exit_code=code):
                 agent.finished = code
                 self._hang_up(agent)
 
-    def _end_child(self, agent: Agent, code: int, *, expected: bool = False) -> None:
-        assert agent.child is not None
+    def _end_worker(self, agent: Agent, code: int, *, expected: bool = False) -> None:
+        assert agent.worker is not None
         assert agent.session is not None
-        agent.events.append(messages.ChildExited(agent.session, agent.child.incarnation, code, expected))
+        agent.events.append(messages.WorkerExited(agent.session, agent.worker.attempt, code, expected))
         agent.events.append(messages.Available(agent.session, 8000 + agent.session))
-        agent.child = None
+        agent.worker = None
 
     def deliver(self, agent: Agent) -> None:
         if agent.session is not None and not agent.frozen and agent.events:
             self.give(agent.events.popleft())
 
     def work(self, agent: Agent) -> None:
-        """The child gets ready, then makes steps; a trainer ends after three, a server when told."""
-        child, session = agent.child, agent.session
-        if child is None or session is None or agent.frozen:
+        """The worker gets ready, then makes steps; a trainer ends after three, a server when told."""
+        worker, session = agent.worker, agent.session
+        if worker is None or session is None or agent.frozen:
             return
-        if not child.ready:
-            child.ready = True
-            agent.events.append(messages.ChildReady(session, child.incarnation))
+        if not worker.ready:
+            worker.ready = True
+            agent.events.append(messages.WorkerReady(session, worker.attempt))
             return
-        if agent.member.role is Role.PSERVER or self.control.phase is not Phase.RUNNING:
+        if agent.role_rank.role is Role.PSERVER or self.control.phase is not Phase.RUNNING:
             return
-        if child.asked:
-            if child.replies:
-                child.asked = False
-                self._hear(agent, child, child.replies.popleft())
+        if worker.asked:
+            if worker.replies:
+                worker.asked = False
+                self._hear(agent, worker, worker.replies.popleft())
             return
-        step = child.epoch + (child.doing in {"save", "commit"} and child.epoch < NUM_EPOCHS)
-        match child.doing:
+        step = worker.epoch + (worker.doing in {"save", "commit"} and worker.epoch < NUM_EPOCHS)
+        match worker.doing:
             case "open":
                 slices = [list(piece) for piece in SIZES.items()]
-                self._ask(agent, child, "epoch", fingerprint="f", order="o", seed=1, slices=slices)
+                self._ask(agent, worker, "epoch", fingerprint="f", order="o", seed=1, slices=slices)
             case "train":
-                self._ask(agent, child, "lease")
+                self._ask(agent, worker, "lease")
             case "save":
-                self._ask(agent, child, "cursor", step=step, spans=child.spans)
-                child.spans = []
+                self._ask(agent, worker, "cursor", step=step, spans=worker.spans)
+                worker.spans = []
             case "wait":
-                first = next(a for a in self.agents if a.member == Member(Role.TRAINER, 0)).child
-                if first is None or first.num_commits > child.num_commits:
-                    self._next_epoch(child)
+                first = next(a for a in self.agents if a.role_rank == RoleRank(Role.TRAINER, 0)).worker
+                if first is None or first.num_commits > worker.num_commits:
+                    self._next_epoch(worker)
             case "end":
-                agent.events.append(messages.ChildSaid(session, child.incarnation, {"event": "result", "rows": 1}))
-                self._end_child(agent, 0)
+                agent.events.append(messages.WorkerEvent(session, worker.attempt, {"event": "result", "rows": 1}))
+                self._end_worker(agent, 0)
 
     @staticmethod
-    def _ask(agent: Agent, child: Child, what: str, **fields: Any) -> None:
+    def _ask(agent: Agent, worker: Worker, what: str, **fields: Any) -> None:
         assert agent.session is not None
-        said = {"event": "request", "id": 7, "what": what, "epoch": child.epoch, **fields}
-        agent.events.append(messages.ChildSaid(agent.session, child.incarnation, said))
-        child.asked = True
+        said = {"event": "request", "id": 7, "what": what, "epoch": worker.epoch, **fields}
+        agent.events.append(messages.WorkerEvent(agent.session, worker.attempt, said))
+        worker.asked = True
 
-    def _hear(self, agent: Agent, child: Child, reply: dict[str, Any]) -> None:
+    def _hear(self, agent: Agent, worker: Worker, reply: dict[str, Any]) -> None:
         assert "error" not in reply or reply.get("committed") is False, reply
-        match child.doing:
+        match worker.doing:
             case "open":
-                child.done, child.doing = dict(reply["done"]), "train"
+                worker.done, worker.doing = dict(reply["done"]), "train"
             case "train":
                 for index in reply["slices"]:
-                    start = child.done.get(index, 0)
-                    child.spans.append([child.epoch, index, start, SIZES[index] - start])
+                    start = worker.done.get(index, 0)
+                    worker.spans.append([worker.epoch, index, start, SIZES[index] - start])
                 if not reply["slices"]:
-                    child.doing = "save"
-            case "save" if agent.member.rank == 0:
-                child.doing = "commit"
+                    worker.doing = "save"
+            case "save" if agent.role_rank.rank == 0:
+                worker.doing = "commit"
                 self._ask(
-                    agent, child, "commit", step=reply["cursor"]["step"], draft=f"/d/{reply['draft']}", seconds=1.0
+                    agent, worker, "commit", step=reply["cursor"]["step"], draft=f"/d/{reply['draft']}", seconds=1.0
                 )
             case "save":
-                child.doing = "wait"
+                worker.doing = "wait"
             case "commit":
-                self._next_epoch(child)
+                self._next_epoch(worker)
 
     @staticmethod
-    def _next_epoch(child: Child) -> None:
-        child.num_commits += 1
-        child.epoch += 1
-        child.doing = "open" if child.epoch < NUM_EPOCHS else "end"
+    def _next_epoch(worker: Worker) -> None:
+        worker.num_commits += 1
+        worker.epoch += 1
+        worker.doing = "open" if worker.epoch < NUM_EPOCHS else "end"
 
     def commit(self, *, fails: bool = False) -> None:
         """The commit that is under way ends."""
@@ -273,18 +271,18 @@ class World:
             return
         commit = self.commits.popleft()
         if fails:
-            self.give(messages.Settled(commit, error="disk full"))
+            self.give(messages.CommitFinished(commit, error="disk full"))
         else:
             self.newest = commit.cursor.draft
             self.committed[self.newest] = commit.cursor.body
-            self.give(messages.Settled(commit, path=self.newest))
+            self.give(messages.CommitFinished(commit, path=self.newest))
 
     def crash(self, agent: Agent, code: int) -> None:
-        if agent.child is not None and agent.session is not None and not agent.frozen:
+        if agent.worker is not None and agent.session is not None and not agent.frozen:
             if code == 64:
                 said = {"event": "error", "kind": "job", "message": "m"}
-                agent.events.append(messages.ChildSaid(agent.session, agent.child.incarnation, said))
-            self._end_child(agent, code)
+                agent.events.append(messages.WorkerEvent(agent.session, agent.worker.attempt, said))
+            self._end_worker(agent, code)
 
     def die(self, agent: Agent) -> None:
         if agent.session is not None:
@@ -300,7 +298,7 @@ class World:
             self.now += min(seconds, 0.5)
             for agent in self.agents:
                 if agent.session is not None and not agent.frozen:
-                    self.give(messages.Heard(agent.session))
+                    self.give(messages.Heartbeat(agent.session))
             self.give(messages.Tick())
 
     def settle(self) -> None:
@@ -316,7 +314,7 @@ class World:
                     self.deliver(agent)
             self.commit()
             self.wait(0.5)
-        raise AssertionError(f"the job does not end: {self.control.phase}, {self.control.seats}")
+        raise AssertionError(f"the job does not end: {self.control.phase}, {self.control.members}")
 
 
 MOVES = st.lists(
@@ -409,4 +407,4 @@ def test_without_losses_every_order_of_arrival_ends_with_success(
     world.settle()
     assert world.control.outcome == messages.Outcome(0)
     assert world.control.num_restarts == 0
-    assert world.control.incarnation == 1
+    assert world.control.attempt == 1

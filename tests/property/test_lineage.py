@@ -14,8 +14,8 @@ from paddlewheel.trainer.agent import worker_process
 from paddlewheel.trainer.coordinator.row_ledger import (
     Cursor,
     EpochPlan,
-    Lineage,
-    LineageError,
+    RowLedger,
+    RowLedgerError,
     prove,
     runs_of,
     sizes_of,
@@ -35,19 +35,19 @@ class Trainer:
 
 
 class Run:
-    """A job on one Lineage: `sizes` rows by slice, the same in every epoch but in another order."""
+    """A job on one RowLedger: `sizes` rows by slice, the same in every epoch but in another order."""
 
     def __init__(self, order: random.Random, sizes: list[int], num_epochs: int, *, dynamic: bool) -> None:
         self.order, self.sizes, self.num_epochs, self.dynamic = order, dict(enumerate(sizes)), num_epochs, dynamic
-        self.lineage = Lineage(1, num_epochs)
+        self.lineage = RowLedger(1, num_epochs)
         self.line: list[dict[str, Any]] = []  # committed cursors
-        self.incarnation = 0
+        self.attempt = 0
         self.step = 0
 
     def start(self, num_trainers: int) -> None:
-        self.incarnation += 1
-        self.lineage = Lineage(num_trainers, self.num_epochs, self.line[-1] if self.line else None)
-        self.lineage.begin(self.incarnation)
+        self.attempt += 1
+        self.lineage = RowLedger(num_trainers, self.num_epochs, self.line[-1] if self.line else None)
+        self.lineage.begin(self.attempt)
         self.trainers = [Trainer(rank) for rank in range(num_trainers)]
         position = self.line[-1] if self.line else {"step": 0, "position": {"epoch": 0}}
         self.step, self.epoch = position["step"], position["position"]["epoch"]
@@ -160,7 +160,7 @@ def test_every_row_is_trained_once_whatever_is_lost(
 )
 def test_a_greedy_trainer_gets_its_share_and_no_more(sizes: list[int], num_trainers: int, seed: int) -> None:
     order = random.Random(seed)
-    lineage = Lineage(num_trainers, 1)
+    lineage = RowLedger(num_trainers, 1)
     lineage.begin(1)
     slices = [[index, rows] for index, rows in enumerate(sizes)]
     lineage.open_epoch({"epoch": 0, "fingerprint": "f", "order": "o", "seed": 1, "slices": slices})
@@ -175,7 +175,7 @@ def test_a_greedy_trainer_gets_its_share_and_no_more(sizes: list[int], num_train
 
 
 def one(spans: list[list[int]], *, sizes: dict[int, int] | None = None, num_epochs: int = 2) -> Cursor | None:
-    lineage = Lineage(1, num_epochs)
+    lineage = RowLedger(1, num_epochs)
     lineage.begin(1)
     slices = [list(s) for s in (sizes or {0: 10, 1: 10}).items()]
     lineage.open_epoch({"epoch": 0, "fingerprint": "f", "order": "o", "seed": 1, "slices": slices})
@@ -195,29 +195,29 @@ def one(spans: list[list[int]], *, sizes: dict[int, int] | None = None, num_epoc
     ],
 )
 def test_spans_that_do_not_fit_are_refused(spans: list[list[int]], message: str) -> None:
-    with pytest.raises(LineageError, match=message):
+    with pytest.raises(RowLedgerError, match=message):
         one(spans)
 
 
 def test_an_epoch_does_not_begin_before_the_one_before_it_is_complete() -> None:
-    lineage = Lineage(1, 2)
+    lineage = RowLedger(1, 2)
     lineage.begin(1)
     plan = {"fingerprint": "f", "order": "o", "seed": 1, "slices": [[0, 10], [1, 10]]}
     lineage.open_epoch({"epoch": 0, **plan})
     lineage.open_epoch({"epoch": 1, **plan})
-    with pytest.raises(LineageError, match="epoch 1 was begun before rows 5 to 10 of slice 1 of epoch 0"):
+    with pytest.raises(RowLedgerError, match="epoch 1 was begun before rows 5 to 10 of slice 1 of epoch 0"):
         lineage.report(0, {"step": 1, "epoch": 1, "spans": [[0, 0, 0, 10], [0, 1, 0, 5], [1, 0, 0, 1]]})
 
 
 def test_trainers_that_read_different_data_are_told() -> None:
-    lineage = Lineage(2, 1)
+    lineage = RowLedger(2, 1)
     lineage.begin(1)
     asked = {"epoch": 0, "fingerprint": "f", "order": "o", "seed": 1, "slices": [[0, 10]]}
     lineage.open_epoch(asked)
-    with pytest.raises(LineageError, match="do not read the same data") as refusal:
+    with pytest.raises(RowLedgerError, match="do not read the same data") as refusal:
         lineage.open_epoch({**asked, "fingerprint": "g"})
     assert refusal.value.kind == "data"
-    with pytest.raises(LineageError, match="same data"):
+    with pytest.raises(RowLedgerError, match="same data"):
         lineage.open_epoch({**asked, "slices": [[0, 9]]})
 
 
@@ -226,23 +226,23 @@ def test_other_data_than_the_checkpoints_is_refused_in_the_middle_of_an_epoch(ke
     asked: dict[str, Any] = {"epoch": 0, "fingerprint": "f", "order": "o", "seed": 1, "slices": [[0, 10]]}
     cursor = one([[0, 0, 0, 5]], sizes={0: 10})
     assert cursor is not None
-    lineage = Lineage(1, 2, cursor.body)
+    lineage = RowLedger(1, 2, cursor.body)
     lineage.begin(2)
-    with pytest.raises(LineageError, match=key) as refusal:
+    with pytest.raises(RowLedgerError, match=key) as refusal:
         lineage.open_epoch({**asked, key: 2 if key == "seed" else "other"})
     assert refusal.value.kind == "data"
     at_the_end = one([[0, 0, 0, 10]], sizes={0: 10})
     assert at_the_end is not None
-    after = Lineage(1, 2, at_the_end.body)
+    after = RowLedger(1, 2, at_the_end.body)
     after.begin(2)
     assert after.open_epoch({**asked, "epoch": 1, key: 2 if key == "seed" else "other"})[0] == {}
 
 
 def test_trainers_at_different_steps_are_told() -> None:
-    lineage = Lineage(2, 1)
+    lineage = RowLedger(2, 1)
     lineage.begin(1)
     lineage.report(0, {"step": 4, "spans": []})
-    with pytest.raises(LineageError, match="different steps: 4 and 5"):
+    with pytest.raises(RowLedgerError, match="different steps: 4 and 5"):
         lineage.report(1, {"step": 5, "spans": []})
 
 
@@ -273,5 +273,5 @@ def test_two_million_slices_fit_into_one_event() -> None:
 
 @pytest.mark.parametrize("runs", [[[0, 1 << 40, 5]], [[0, 0, 5]], [[0, -3, 5]], [[0, 5, 5], [5, 1 << 26, 5]]])
 def test_runs_that_no_data_has_are_refused_before_they_are_unrolled(runs: list[list[int]]) -> None:
-    with pytest.raises(LineageError, match="slices"):
+    with pytest.raises(RowLedgerError, match="slices"):
         sizes_of(runs)

@@ -114,7 +114,7 @@ def job(folder: Path) -> dict[str, Any]:
         "cluster": {"servers": 1, "trainers": 2},
         "checkpoint": {"every_minutes": 5},
         "metrics": {"enabled": False},
-        "control": {"step_seconds": 60},
+        "control": {"step_timeout_seconds": 60},
     }
 
 

@@ -90,7 +90,7 @@ NEEDS: dict[str, Need] = {
         "apt-get install g++, or CXX=<a C++ compiler>",
     ),
     "process namespaces": Need(
-        lambda: _succeeds("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "true"),
+        lambda: _succeeds("unshare", "--pid", "--fork", "--kill-worker", "--mount-proc", "true"),
         f"util-linux, root and {_ROOT}",
     ),
     "network namespaces": Need(

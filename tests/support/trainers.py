@@ -53,21 +53,21 @@ def run_trainers(job, endpoints, log_directory, *, mode="train", restore=None, t
     num_trainers, store = job.cluster.trainers, f"127.0.0.1:{free_port()}"
     referee, found = _Referee(job), [[] for _ in range(num_trainers)]
 
-    def listen(rank, child, lines):
+    def listen(rank, worker, lines):
         for line in lines:
             event = json.loads(line)
             found[rank].append(event)
             if event["event"] == "request":
                 reply = {"reply": event["id"], **referee.answer(rank, event)}
-                child.stdin.write(json.dumps(reply) + "\n")
-                child.stdin.flush()
+                worker.stdin.write(json.dumps(reply) + "\n")
+                worker.stdin.flush()
 
     with ExitStack() as stack:
         children = []
         for rank in range(num_trainers):
             read, write = os.pipe()
             log = stack.enter_context((log_directory / f"trainer-{rank}.log").open("w"))
-            child = subprocess.Popen(
+            worker = subprocess.Popen(
                 [sys.executable, "-m", "paddlewheel.trainer.worker"],
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -87,20 +87,20 @@ def run_trainers(job, endpoints, log_directory, *, mode="train", restore=None, t
                 "interface": "lo",
                 "restore": restore,
             }
-            child.stdin.write(json.dumps(spec) + "\n")
-            child.stdin.flush()
-            listener = threading.Thread(target=listen, args=(rank, child, stack.enter_context(os.fdopen(read))))
+            worker.stdin.write(json.dumps(spec) + "\n")
+            worker.stdin.flush()
+            listener = threading.Thread(target=listen, args=(rank, worker, stack.enter_context(os.fdopen(read))))
             listener.start()
-            children.append((child, listener))
-        for child, listener in children:
-            child.wait(timeout=timeout)
+            children.append((worker, listener))
+        for worker, listener in children:
+            worker.wait(timeout=timeout)
             listener.join()
-            child.stdin.close()
-    return [(child.returncode, events) for (child, _), events in zip(children, found, strict=True)]
+            worker.stdin.close()
+    return [(worker.returncode, events) for (worker, _), events in zip(children, found, strict=True)]
 
 
 def result_of(events):
-    """The `result` event among a child's events; fails with the child's error otherwise."""
+    """The `result` event among a worker's events; fails with the worker's error otherwise."""
     for event in events:
         if event["event"] == "result":
             return event

@@ -1,10 +1,10 @@
-"""The light half of a server or trainer: joins the coordinator, starts the Paddle child, watches it, answers for it.
+"""The light half of a server or trainer: joins the coordinator, starts the Paddle worker, watches it, answers for it.
 
 python -m trainer.agent --role pserver|trainer [--rank N] --coordinator HOST:PORT [--host ADDRESS] [--port N]
 
 It never imports Paddle, whose calls hold the GIL for minutes: heartbeats, health checks and signals must go on. The
-child's standard input carries its specification, commands and replies; its events come back on a pipe of their own
-(process.EVENT_FD); its output passes through this process to the log. The child cannot outlive it (process.start).
+worker's standard input carries its specification, commands and replies; its events come back on a pipe of their own
+(process.EVENT_FD); its output passes through this process to the log. The worker cannot outlive it (process.start).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from paddlewheel.pserver.admin import identity, is_healthy
 from paddlewheel.pserver.errors import ServerError
 from paddlewheel.trainer.agent.paddle_environment import math_environment
 from paddlewheel.trainer.agent.subprocesses import PortTakenError, interface_of, port_of, reserve_port
-from paddlewheel.trainer.agent.worker_process import HeldChild
+from paddlewheel.trainer.agent.worker_process import WorkerProcess
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from paddlewheel.trainer.coordinator.security import Security, SecurityError
-from paddlewheel.trainer.job.exit_codes import EXIT_DONE, EXIT_FIX_JOB, EXIT_RETRY, describe_exit
+from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_DONE, describe_exit
 from paddlewheel.trainer.telemetry import Telemetry, WebSecurityError, WebServer, metrics_app
 from paddlewheel.trainer.telemetry.discovery import TargetFile
 from paddlewheel.trainer.telemetry.logs import configure_logs
@@ -64,9 +64,9 @@ class AgentOptions:
     coordinator: str
     """'host:port'; its name may not resolve yet, and nobody may listen there yet."""
     host: str
-    """The address that this machine's child binds, and under which the other roles reach it."""
+    """The address that this machine's worker binds, and under which the other roles reach it."""
     port: int | None = None
-    """The child's port; None: a free one, anew for each child."""
+    """The worker's port; None: a free one, anew for each worker."""
     health_address: str = "127.0.0.1:0"
     """Where the gRPC health service listens."""
     join_seconds: float = 300.0
@@ -77,13 +77,13 @@ class AgentOptions:
     """Where /metrics listens; None: nowhere."""
     targets: Path | None = None
     """Folder for the file that tells Prometheus of this agent."""
-    child_command: tuple[str, ...] = ()
-    """Replaces `python -m pserver.child` or `python -m trainer.child`."""
+    worker_command: tuple[str, ...] = ()
+    """Replaces `python -m pserver.worker` or `python -m trainer.worker`."""
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The program of the child."""
-        return self.child_command or (sys.executable, "-m", f"{self.role}.child")
+        """The program of the worker."""
+        return self.worker_command or (sys.executable, "-m", f"{self.role}.worker")
 
 
 class Agent:
@@ -95,7 +95,7 @@ class Agent:
         self._log = structlog.get_logger().bind(job=options.job_name, role=options.role)
         self._outbox: asyncio.Queue[pb.AgentMessage] = asyncio.Queue()
         self._holder: socket.socket | None = None
-        self._child: HeldChild | None = None
+        self._worker: WorkerProcess | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._host: Host | None = None
         self._host_end: asyncio.Task[None] | None = None
@@ -126,7 +126,7 @@ class Agent:
             async with self._security.channel(self._options.coordinator) as channel:
                 return await self._attend(pb_grpc.CoordinatorStub(channel))
         finally:
-            await self._end_child(0.0)
+            await self._end_worker(0.0)
             if self._host_end is not None:
                 await asyncio.wait([self._host_end])
             await server.stop(0)
@@ -138,7 +138,7 @@ class Agent:
                 self._holder.close()
 
     async def _reserve(self) -> socket.socket:
-        """The child's port, when whoever had it before is gone. Raises PortTakenError when that takes too long."""
+        """The worker's port, when whoever had it before is gone. Raises PortTakenError when that takes too long."""
         deadline = time.monotonic() + _PORT_SECONDS
         while True:
             try:
@@ -167,10 +167,10 @@ class Agent:
                     f"the coordinator at {self._options.coordinator} did not answer within"
                     f" {self._options.join_seconds:g} s: is it running, does its name resolve, is its port open?"
                 )
-                return EXIT_RETRY
+                return EX_TEMPFAIL
             except _RefusedError as refusal:
-                self._log.warning(f"the coordinator gives no seat: {refusal}")
-                if refusal.exit_code != EXIT_RETRY or time.monotonic() > deadline:
+                self._log.warning(f"the coordinator gives no member: {refusal}")
+                if refusal.exit_code != EX_TEMPFAIL or time.monotonic() > deadline:
                     return refusal.exit_code
             finally:
                 call.cancel()
@@ -190,7 +190,7 @@ class Agent:
             self._read(call),
             self._write(call),
             self._beat(welcome.heartbeat_seconds),
-            self._listen_for_silence(welcome.silence_seconds),
+            self._listen_for_silence(welcome.heartbeat_timeout_seconds),
         ]
         tasks = [asyncio.create_task(job) for job in jobs]
         try:
@@ -203,7 +203,7 @@ class Agent:
         finally:
             for task in tasks:
                 task.cancel()
-            await self._end_child(0.0)
+            await self._end_worker(0.0)
             self._telemetry.left()
 
     async def _join(self, call: Any, seconds: float) -> pb.Welcome:
@@ -216,7 +216,7 @@ class Agent:
             while True:
                 command = await call.read()
                 if command is grpc.aio.EOF:
-                    raise _RefusedError("it closed the connection", EXIT_RETRY)
+                    raise _RefusedError("it closed the connection", EX_TEMPFAIL)
                 if command.WhichOneof("command") != "pulse":
                     return command
 
@@ -232,10 +232,10 @@ class Agent:
         try:
             command: pb.AgentCommand = asking.result()
         except grpc.aio.AioRpcError as error:
-            code = EXIT_FIX_JOB if error.code() is grpc.StatusCode.UNAUTHENTICATED else EXIT_RETRY
+            code = EX_USAGE if error.code() is grpc.StatusCode.UNAUTHENTICATED else EX_TEMPFAIL
             raise _RefusedError(str(error.details() or error.code()), code) from error
         except asyncio.InvalidStateError as error:  # grpc.aio's word for a stream that broke while it was written
-            raise _RefusedError("the connection broke", EXIT_RETRY) from error
+            raise _RefusedError("the connection broke", EX_TEMPFAIL) from error
         self._heard_at = time.monotonic()
         match command.WhichOneof("command"):
             case "welcome":
@@ -263,9 +263,9 @@ class Agent:
 
     async def _beat(self, seconds: float) -> None:
         while True:
-            beat = self._child.measure() if self._child is not None else pb.Heartbeat()
-            if self._child is not None:
-                left = self._telemetry.child_measured(beat.child_memory_bytes, beat.child_cpu_seconds)
+            beat = self._worker.measure() if self._worker is not None else pb.Heartbeat()
+            if self._worker is not None:
+                left = self._telemetry.worker_measured(beat.worker_memory_bytes, beat.worker_cpu_seconds)
                 if left is not None:
                     beat.seconds_to_limit = left
             beat.memory_limit_bytes = self._telemetry.memory_limit_bytes
@@ -285,8 +285,8 @@ class Agent:
 
     def _lose_coordinator(self, reason: str) -> None:
         if not self._finish.done():
-            self._log.error(f"lost the coordinator ({reason}); ending the child")
-            self._finish.set_result(EXIT_RETRY)
+            self._log.error(f"lost the coordinator ({reason}); ending the worker")
+            self._finish.set_result(EX_TEMPFAIL)
 
     def _on_signal(self, number: int) -> None:
         self._log.warning(f"received {signal.Signals(number).name}")
@@ -298,17 +298,17 @@ class Agent:
 
     async def _obey(self, command: pb.AgentCommand) -> None:
         match command.WhichOneof("command"):
-            case "start_child":
-                await self._start_child(command.start_child)
-            case "child_input":
-                if self._child is not None and self._child.incarnation == command.child_input.incarnation:
-                    self._child.tell(command.child_input.json)
-            case "stop_child":
-                if self._child is not None and self._child.incarnation == command.stop_child.incarnation:
-                    self._telemetry.child_stopping()
-                    self._child.stop(command.stop_child.grace_seconds)
-            case "host_order":
-                task = asyncio.create_task(self._carry_out(command.host_order))
+            case "start_worker":
+                await self._start_worker(command.start_worker)
+            case "worker_input":
+                if self._worker is not None and self._worker.attempt == command.worker_input.attempt:
+                    self._worker.tell(command.worker_input.json)
+            case "stop_worker":
+                if self._worker is not None and self._worker.attempt == command.stop_worker.attempt:
+                    self._telemetry.worker_stopping()
+                    self._worker.stop(command.stop_worker.grace_seconds)
+            case "host_request":
+                task = asyncio.create_task(self._carry_out(command.host_request))
                 self._orders.add(task)
                 task.add_done_callback(self._orders.discard)
             case "finish":
@@ -316,59 +316,57 @@ class Agent:
                 if not self._finish.done():
                     self._finish.set_result(command.finish.exit_code)
 
-    # -- the child
+    # -- the worker
 
-    async def _start_child(self, order: pb.StartChild) -> None:
-        await self._end_child(0.0)
+    async def _start_worker(self, order: pb.StartWorker) -> None:
+        await self._end_worker(0.0)
         variables = {"PYTHONUNBUFFERED": "1", **math_environment(os.environ)}
         if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(self._options.host)) is not None:
             variables["GLOO_SOCKET_IFNAME"] = interface  # else gloo takes what this machine's own name resolves to
-        child = await HeldChild.start(
-            self._options.command, order.incarnation, self._outbox, self._telemetry.observe, variables
+        worker = await WorkerProcess.start(
+            self._options.command, order.attempt, self._outbox, self._telemetry.observe, variables
         )
         spec = json.loads(order.spec_json)
         if self._options.role == "pserver" and spec.get("staging"):
             from paddlewheel.trainer.checkpoint.host_transfer import Host  # with NumPy, which no other agent needs
 
             self._host = Host(spec)
-        self._child = child
-        self._telemetry.child_started(order.incarnation)
-        child.tell(order.spec_json)
-        self._outbox.put_nowait(
-            pb.AgentMessage(child_started=pb.ChildStarted(incarnation=order.incarnation, pid=child.pid))
-        )
-        self._log.info("started the child", child_pid=child.pid, incarnation=order.incarnation)
-        self._watcher = asyncio.create_task(self._watch_child(child, order))
+        self._worker = worker
+        self._telemetry.worker_started(order.attempt)
+        worker.tell(order.spec_json)
+        self._outbox.put_nowait(pb.AgentMessage(worker_started=pb.WorkerStarted(attempt=order.attempt, pid=worker.pid)))
+        self._log.info("started the worker", worker_pid=worker.pid, attempt=order.attempt)
+        self._watcher = asyncio.create_task(self._watch_worker(worker, order))
 
-    async def _watch_child(self, child: HeldChild, order: pb.StartChild) -> None:
+    async def _watch_worker(self, worker: WorkerProcess, order: pb.StartWorker) -> None:
         probing: asyncio.Task[None] | None = None
         if self._options.role == "pserver":
-            probing = asyncio.create_task(self._probe(child, order))
+            probing = asyncio.create_task(self._probe(worker, order))
         try:
-            code = await child.wait()
+            code = await worker.wait()
         finally:
             if probing is not None:
                 probing.cancel()
             if self._host is not None:
                 self._host_end = asyncio.create_task(self._end_host(self._host))
                 self._host = None
-        self._child = None
-        self._telemetry.child_exited(code, expected=child.ended_as_asked(code))
-        self._log.info(f"the child {describe_exit(code)}", incarnation=order.incarnation)
-        exited = pb.ChildExited(
-            incarnation=order.incarnation,
+        self._worker = None
+        self._telemetry.worker_exited(code, expected=worker.ended_as_asked(code))
+        self._log.info(f"the worker {describe_exit(code)}", attempt=order.attempt)
+        exited = pb.WorkerExited(
+            attempt=order.attempt,
             exit_code=code,
-            expected=child.ended_as_asked(code),
-            reason=child.deaf_reason,
-            log_tail="" if code == EXIT_DONE else child.tail,
+            expected=worker.ended_as_asked(code),
+            reason=worker.deaf_reason,
+            log_tail="" if code == EXIT_DONE else worker.tail,
         )
-        self._outbox.put_nowait(pb.AgentMessage(child_exited=exited))
+        self._outbox.put_nowait(pb.AgentMessage(worker_exited=exited))
         self._say_available()
 
-    async def _probe(self, child: HeldChild, order: pb.StartChild) -> None:
+    async def _probe(self, worker: WorkerProcess, order: pb.StartWorker) -> None:
         """Tells the coordinator when the server answers for the first time; ends a server that has become deaf."""
         assert self._holder is not None
-        if self._host is not None and not await self._fetch(self._host, child):
+        if self._host is not None and not await self._fetch(self._host, worker):
             return
         port, ready, heard_at = port_of(self._holder), False, time.monotonic()
         while True:
@@ -377,36 +375,36 @@ class Agent:
                 if not ready:
                     with contextlib.suppress(ServerError):  # not there after all: it is asked again
                         process = await asyncio.to_thread(identity, self._options.host, port)
-                        self._telemetry.child_ready(ServerProbe.of_child(order.spec_json))
-                        there = pb.ChildReady(incarnation=order.incarnation, identity=process)
-                        self._outbox.put_nowait(pb.AgentMessage(child_ready=there))
+                        self._telemetry.worker_ready(ServerProbe.of_worker(order.spec_json))
+                        there = pb.WorkerReady(attempt=order.attempt, identity=process)
+                        self._outbox.put_nowait(pb.AgentMessage(worker_ready=there))
                         ready = True
-            elif ready and time.monotonic() - heard_at > order.deaf_seconds and not child.stopping:
-                child.deaf_reason = f"did not answer on its port for {order.deaf_seconds:g} s"
-                child.kill()
+            elif ready and time.monotonic() - heard_at > order.server_health_timeout_seconds and not worker.stopping:
+                worker.deaf_reason = f"did not answer on its port for {order.server_health_timeout_seconds:g} s"
+                worker.kill()
             await asyncio.sleep(order.probe_seconds if not ready else max(order.probe_seconds, 1.0))
 
     # -- checkpoints in an object store
 
-    async def _fetch(self, host: Host, child: HeldChild) -> bool:
+    async def _fetch(self, host: Host, worker: WorkerProcess) -> bool:
         """Before the server counts as ready: what it is to load must be on this host."""
-        self._say(child, {"event": "phase", "phase": "loading"})
+        self._say(worker, {"event": "phase", "phase": "loading"})
         if self._host_end is not None:
             await asyncio.wait([self._host_end])
         try:
             await asyncio.to_thread(host.begin)
         except Exception as error:  # noqa: BLE001 -- the trainers wait for this server, or for its error
             kind = "checkpoint" if isinstance(error, ValueError) else "runtime"
-            self._say(child, {"event": "error", "kind": kind, "message": f"restoring: {error}"})
+            self._say(worker, {"event": "error", "kind": kind, "message": f"restoring: {error}"})
             return False
-        self._say(child, {"event": "phase", "phase": ""})
+        self._say(worker, {"event": "phase", "phase": ""})
         return True
 
-    async def _carry_out(self, order: pb.HostOrder) -> None:
+    async def _carry_out(self, order: pb.HostRequest) -> None:
         """Whatever comes of it, there is an answer: trainer 0 waits for that of every host."""
         try:
-            host, child = self._host, self._child
-            if host is None or child is None or child.incarnation != order.incarnation:
+            host, worker = self._host, self._worker
+            if host is None or worker is None or worker.attempt != order.attempt:
                 answer: dict[str, Any] = {"error": "its server is gone, or has no folder for checkpoints of a store"}
             else:
                 answer = await asyncio.to_thread(host.obey, json.loads(order.json))
@@ -414,26 +412,26 @@ class Agent:
         except Exception as error:  # noqa: BLE001 -- see above
             self._log.exception("an order could not be carried out", order=order.json)
             text = json.dumps({"error": f"{type(error).__name__}: {error}"})
-        message = pb.HostAnswer(incarnation=order.incarnation, json=text)
-        self._outbox.put_nowait(pb.AgentMessage(host_answer=message))
+        message = pb.HostResponse(attempt=order.attempt, json=text)
+        self._outbox.put_nowait(pb.AgentMessage(host_response=message))
 
     async def _end_host(self, host: Host) -> None:
-        """Nothing of a child's checkpoints outlives it on this host."""
+        """Nothing of a worker's checkpoints outlives it on this host."""
         host.cancel()
         await asyncio.to_thread(host.clear)
 
-    def _say(self, child: HeldChild, event: dict[str, Any]) -> None:
-        """As if the child had said it: a server's child says nothing while it serves."""
-        message = pb.ChildEvent(incarnation=child.incarnation, json=json.dumps(event))
-        self._outbox.put_nowait(pb.AgentMessage(child_event=message))
+    def _say(self, worker: WorkerProcess, event: dict[str, Any]) -> None:
+        """As if the worker had said it: a server's worker says nothing while it serves."""
+        message = pb.WorkerEvent(attempt=worker.attempt, json=json.dumps(event))
+        self._outbox.put_nowait(pb.AgentMessage(worker_event=message))
 
-    async def _end_child(self, grace_seconds: float) -> None:
-        if self._child is not None and self._watcher is not None:
-            self._child.stop(grace_seconds)
+    async def _end_worker(self, grace_seconds: float) -> None:
+        if self._worker is not None and self._watcher is not None:
+            self._worker.stop(grace_seconds)
             await self._watcher
 
     def _say_available(self) -> None:
-        """The next child gets another port, unless the user has chosen one: the old one may linger."""
+        """The next worker gets another port, unless the user has chosen one: the old one may linger."""
         if self._options.port is None and self._holder is not None:
             self._holder.close()
             self._holder = reserve_port(self._options.host)
@@ -503,7 +501,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, help="default: the lowest free one")
     parser.add_argument("--coordinator", required=True, help="HOST:PORT")
     parser.add_argument("--host", default="127.0.0.1", help="address of this machine for the other roles")
-    parser.add_argument("--port", type=int, help="the child's port (default: a free one)")
+    parser.add_argument("--port", type=int, help="the worker's port (default: a free one)")
     parser.add_argument("--health", default="127.0.0.1:0", help="address of the gRPC health service")
     parser.add_argument(
         "--join-seconds", type=float, default=300.0, help="how long the coordinator may stay away at the start"
@@ -511,7 +509,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--job-name", default="", help="label of the metrics")
     parser.add_argument("--metrics", help="address of the HTTP port for /metrics (default: none)")
     parser.add_argument("--targets", type=Path, help="folder for the file that tells Prometheus of this agent")
-    parser.add_argument("--child", help="command that replaces the Paddle child (for tests)")
+    parser.add_argument("--worker", help="command that replaces the Paddle worker (for tests)")
     given = parser.parse_args(arguments)
     configure_logs()
     options = AgentOptions(
@@ -525,16 +523,16 @@ def main(arguments: list[str] | None = None) -> int:
         job_name=given.job_name,
         metrics_address=given.metrics,
         targets=given.targets,
-        child_command=tuple(shlex.split(given.child or "")),
+        worker_command=tuple(shlex.split(given.worker or "")),
     )
     try:
         return asyncio.run(attend(options, Security.from_environment()))
     except (SecurityError, WebSecurityError) as error:
         structlog.get_logger().error(str(error), role=options.role, rank=options.rank)
-        return EXIT_FIX_JOB
+        return EX_USAGE
     except PortTakenError as error:
         structlog.get_logger().error(str(error), role=options.role, rank=options.rank)
-        return EXIT_RETRY
+        return EX_TEMPFAIL
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Child processes that cannot outlive their parent, what their end means, and ports kept free for them.
+"""Worker processes that cannot outlive their parent, what their end means, and ports kept free for them.
 
 Linux only, as is Paddle. Every process of a job is started through `start`: the kernel kills it when its parent dies
-(PR_SET_PDEATHSIG), which also works while Paddle holds the child's GIL or the parent was killed with -9.
+(PR_SET_PDEATHSIG), which also works while Paddle holds the worker's GIL or the parent was killed with -9.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from paddlewheel.trainer.job.exit_codes import EXIT_RETRY
+from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL
 
 EXIT_HUNG_UP = 128 + signal.SIGHUP
 
 EVENT_FD = 3
-"""Where a child writes its events, one JSON object a line; its number is also in PADDLEWHEEL_EVENT_FD."""
+"""Where a worker writes its events, one JSON object a line; its number is also in PADDLEWHEEL_EVENT_FD."""
 
 # Runs in the new process before the real program: ties its life to the parent's, puts the event pipe in its place, and
 # becomes the program. (A preexec_fn would run Python right after a fork of gRPC's threads, which may deadlock.)
@@ -31,7 +31,7 @@ parent, event_fd = int(sys.argv[1]), int(sys.argv[2])
 if ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0) != 0:
     raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 if os.getppid() != parent:
-    sys.exit({EXIT_RETRY})
+    sys.exit({EX_TEMPFAIL})
 if event_fd >= 0:
     if event_fd != {EVENT_FD}:
         os.dup2(event_fd, {EVENT_FD})
@@ -63,8 +63,8 @@ async def start(
         environment: added to this process's environment.
         output: file for standard output and error; without it they come through the process's `stdout`.
         stdin: whether its standard input is a pipe (else /dev/null).
-        event_fd: write end of a pipe that becomes the child's EVENT_FD.
-        pass_fds: descriptors that stay open in the child under their numbers.
+        event_fd: write end of a pipe that becomes the worker's EVENT_FD.
+        pass_fds: descriptors that stay open in the worker under their numbers.
     """
     variables = dict(os.environ)
     variables.update(environment or {})

@@ -1,4 +1,4 @@
-"""A running child in the hands of its agent: its pipes, its output, its end."""
+"""A running worker in the hands of its agent: its pipes, its output, its end."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _MAX_LINE_BYTES = 60 << 20
 """Of an event: a message of the control plane holds no more (security.CHANNEL_OPTIONS)."""
 _MAX_OUTPUT_LINE_BYTES = 64 << 10
 _QUIET_SECONDS = 2.0
-"""A pipe of a child that has ended, which brings nothing for this long, is held open by somebody else."""
+"""A pipe of a worker that has ended, which brings nothing for this long, is held open by somebody else."""
 
 
-class HeldChild:
-    """A running child: its pipes, its output, its end."""
+class WorkerProcess:
+    """A running worker: its pipes, its output, its end."""
 
     def __init__(
         self,
         process: Process,
-        incarnation: int,
+        attempt: int,
         outbox: asyncio.Queue[pb.AgentMessage],
         observe: Callable[[dict[str, Any]], None],
     ) -> None:
-        self.incarnation = incarnation
+        self.attempt = attempt
         self._observe = observe
         self.stopping = self._killed = False
         self.deaf_reason = ""
@@ -52,25 +52,25 @@ class HeldChild:
     async def start(
         cls,
         command: Sequence[str],
-        incarnation: int,
+        attempt: int,
         outbox: asyncio.Queue[pb.AgentMessage],
         observe: Callable[[dict[str, Any]], None],
         environment: Mapping[str, str],
-    ) -> HeldChild:
+    ) -> WorkerProcess:
         """Starts command with a pipe for its events."""
         read_end, write_end = os.pipe()
         try:
             process = await start(command, environment=environment, stdin=True, event_fd=write_end)
         finally:
             os.close(write_end)
-        child = cls(process, incarnation, outbox, observe)
-        child._listen(child._read_events(read_end))
-        child._listen(child._pass_on_output())
-        return child
+        worker = cls(process, attempt, outbox, observe)
+        worker._listen(worker._read_events(read_end))
+        worker._listen(worker._pass_on_output())
+        return worker
 
     @property
     def pid(self) -> int:
-        """Of the child's process; also the number of its session."""
+        """Of the worker's process; also the number of its session."""
         return self._process.pid
 
     @property
@@ -129,9 +129,9 @@ class HeldChild:
             with self._usage.oneshot():
                 times = self._usage.cpu_times()
                 return pb.Heartbeat(
-                    child_memory_bytes=self._usage.memory_info().rss,
-                    child_cpu_seconds=times.user + times.system,
-                    child_stopped=self._usage.status() in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP},
+                    worker_memory_bytes=self._usage.memory_info().rss,
+                    worker_cpu_seconds=times.user + times.system,
+                    worker_stopped=self._usage.status() in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP},
                 )
         except psutil.Error:
             return pb.Heartbeat()
@@ -168,8 +168,8 @@ class HeldChild:
     def _pass_on(self, said: dict[str, Any]) -> None:
         """An event, to the metrics and to the coordinator."""
         self._observe(said)
-        event = pb.ChildEvent(incarnation=self.incarnation, json=json.dumps(said))
-        self._outbox.put_nowait(pb.AgentMessage(child_event=event))
+        event = pb.WorkerEvent(attempt=self.attempt, json=json.dumps(said))
+        self._outbox.put_nowait(pb.AgentMessage(worker_event=event))
 
     async def _pass_on_output(self) -> None:
         assert self._process.stdout is not None

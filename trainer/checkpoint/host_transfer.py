@@ -52,7 +52,7 @@ class Host:
     """What the agent of a server does for it. Every call may take long; `cancel` ends the one under way.
 
     Args:
-        spec: the first line of the server's child, with `staging`: folder, owner, location, restore.
+        spec: the first line of the server's worker, with `staging`: folder, owner, location, restore.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
@@ -165,7 +165,7 @@ class RemoteDraft:
             answers = self._answers({"order": "upload", "draft": self._name})
             return [{n: [Part(*p) for p in parts] for n, parts in answer["tables"].items()} for answer in answers]
 
-        saved = client.save_apart(
+        saved = client.save_per_host(
             [Path(folder, self._name) for folder in self._plan.folders], collect, advance_day=advance_day
         )
         for name, table in saved.items():
@@ -202,7 +202,7 @@ def load_remote(client: Client, saved: RemoteCheckpoint, plan: StagingPlan, ask:
     Raises:
         CheckpointError: the tables do not fit.
     """
-    client.load_apart([Path(folder, _LOADED) for folder in plan.folders], tables_of(saved))
+    client.load_per_host([Path(folder, _LOADED) for folder in plan.folders], tables_of(saved))
     ask({"order": "forget"})
 
 

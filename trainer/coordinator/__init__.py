@@ -1,1 +1,1 @@
-"""The only one that decides: membership, incarnations, leases of data, checkpoint commits. See README.md."""
+"""The only one that decides: membership, attempts, leases of data, checkpoint commits. See README.md."""

@@ -65,30 +65,30 @@ def event_of(session: int, message: pb.AgentMessage) -> messages.Event | None:
     match message.WhichOneof("message"):
         case "heartbeat":
             beat = message.heartbeat
-            _within("child_cpu_seconds", beat.child_cpu_seconds, 0.0, math.inf)
+            _within("worker_cpu_seconds", beat.worker_cpu_seconds, 0.0, math.inf)
             left = beat.seconds_to_limit if beat.HasField("seconds_to_limit") else None
             if left is not None:
                 _within("seconds_to_limit", left, 0.0, math.inf)
-            memory = _within("child_memory_bytes", beat.child_memory_bytes, 0, 2**63)
+            memory = _within("worker_memory_bytes", beat.worker_memory_bytes, 0, 2**63)
             limit = _within("memory_limit_bytes", beat.memory_limit_bytes, 0, 2**63)
-            return messages.Heard(session, memory, beat.child_stopped, limit, left)
+            return messages.Heartbeat(session, memory, beat.worker_stopped, limit, left)
         case "available":
             return messages.Available(session, _within("port", message.available.port, 1, 65_535))
-        case "child_started":
-            pid = _within("pid", message.child_started.pid, 1, _MAX_PID)
-            return messages.ChildStarted(session, message.child_started.incarnation, pid)
-        case "child_ready":
-            return messages.ChildReady(session, message.child_ready.incarnation, message.child_ready.identity)
-        case "child_event":
-            said = _object("child_event.json", message.child_event.json)
-            return messages.ChildSaid(session, message.child_event.incarnation, said)
-        case "child_exited":
-            gone = message.child_exited
+        case "worker_started":
+            pid = _within("pid", message.worker_started.pid, 1, _MAX_PID)
+            return messages.WorkerStarted(session, message.worker_started.attempt, pid)
+        case "worker_ready":
+            return messages.WorkerReady(session, message.worker_ready.attempt, message.worker_ready.identity)
+        case "worker_event":
+            said = _object("worker_event.json", message.worker_event.json)
+            return messages.WorkerEvent(session, message.worker_event.attempt, said)
+        case "worker_exited":
+            gone = message.worker_exited
             code = _within("exit_code", gone.exit_code, -64, 255)
-            return messages.ChildExited(session, gone.incarnation, code, gone.expected, gone.log_tail, gone.reason)
-        case "host_answer":
-            answer = _object("host_answer.json", message.host_answer.json)
-            return messages.HostAnswered(session, message.host_answer.incarnation, answer)
+            return messages.WorkerExited(session, gone.attempt, code, gone.expected, gone.log_tail, gone.reason)
+        case "host_response":
+            answer = _object("host_response.json", message.host_response.json)
+            return messages.HostResponse(session, message.host_response.attempt, answer)
         case "leaving":
             if message.leaving.signal not in _SIGNALS:
                 raise MessageError(f"signal is {message.leaving.signal}: an agent is told to go by one of {_names()}")

@@ -24,7 +24,7 @@ _DAMAGED_SUFFIX = ".damaged"
 
 _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "run": {},
-    "incarnation": {"incarnation": int, "parent": (str, type(None)), "rows": int},
+    "attempt": {"attempt": int, "parent": (str, type(None)), "rows": int},
     "epoch": {"epoch": int, "slices": list},
     "committing": {"cursor": dict},
     "committed": {"draft": str},

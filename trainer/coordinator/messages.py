@@ -8,11 +8,11 @@ from typing import Any
 
 from paddlewheel.trainer.agent.subprocesses import EXIT_HUNG_UP
 from paddlewheel.trainer.coordinator.row_ledger import Cursor
-from paddlewheel.trainer.job.exit_codes import EXIT_FIX_JOB, EXIT_INTERRUPTED, EXIT_RETRY, EXIT_TERMINATED
+from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED
 
 
 class Role(str, enum.Enum):
-    """What a seat is for."""
+    """What a member is for."""
 
     PSERVER = "pserver"
     TRAINER = "trainer"
@@ -22,8 +22,8 @@ class Role(str, enum.Enum):
 
 
 @dataclass(frozen=True, order=True)
-class Member:
-    """A seat's name."""
+class RoleRank:
+    """A member's name."""
 
     role: Role
     rank: int
@@ -38,7 +38,7 @@ class Outcome:
 
     exit_code: int
     cause: str = ""
-    culprit: str = ""
+    failed_role: str = ""
     detail: str = ""
 
 
@@ -59,57 +59,57 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Heard:
+class Heartbeat:
     """A heartbeat. (Every other event of a session counts as one, too.)"""
 
     session: int
-    child_memory_bytes: int = 0
-    child_stopped: bool = False
+    worker_memory_bytes: int = 0
+    worker_stopped: bool = False
     memory_limit_bytes: int = 0
     seconds_to_limit: float | None = None
 
 
 @dataclass(frozen=True)
 class Available:
-    """The agent has no child; its next one would listen at this port."""
+    """The agent has no worker; its next one would listen at this port."""
 
     session: int
     port: int
 
 
 @dataclass(frozen=True)
-class ChildStarted:
-    """The agent has started its child."""
+class WorkerStarted:
+    """The agent has started its worker."""
 
     session: int
-    incarnation: int
+    attempt: int
     pid: int
 
 
 @dataclass(frozen=True)
-class ChildReady:
+class WorkerReady:
     """The server answers, or the trainer has said that it is ready. identity: of the server's process."""
 
     session: int
-    incarnation: int
+    attempt: int
     identity: str = ""
 
 
 @dataclass(frozen=True)
-class ChildSaid:
-    """One event of the child: {"event": "progress" | "phase" | "result" | "error" | ..., ...}."""
+class WorkerEvent:
+    """One event of the worker: {"event": "progress" | "phase" | "result" | "error" | ..., ...}."""
 
     session: int
-    incarnation: int
+    attempt: int
     event: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class ChildExited:
-    """The child is gone. expected: its agent ended it. reason: why, if the agent did so of its own accord."""
+class WorkerExited:
+    """The worker is gone. expected: its agent ended it. reason: why, if the agent did so of its own accord."""
 
     session: int
-    incarnation: int
+    attempt: int
     code: int
     expected: bool = False
     log_tail: str = ""
@@ -117,11 +117,11 @@ class ChildExited:
 
 
 @dataclass(frozen=True)
-class HostAnswered:
-    """What became of an order to a server's agent (see the action `AskHost`)."""
+class HostResponse:
+    """What became of an order to a server's agent (see the action `HostRequest`)."""
 
     session: int
-    incarnation: int
+    attempt: int
     answer: dict[str, Any]
 
 
@@ -140,7 +140,7 @@ class Left:
     session: int
 
 
-STOP_CODES = frozenset({EXIT_FIX_JOB, EXIT_RETRY, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED})
+STOP_CODES = frozenset({EX_USAGE, EX_TEMPFAIL, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED})
 """What a job that is stopped before its end may exit with: never with 0, whoever asks for it."""
 
 
@@ -167,7 +167,7 @@ class CheckpointAsked:
 
 
 @dataclass(frozen=True)
-class Settled:
+class CommitFinished:
     """What became of a commit (see the action `Commit`). path: the committed folder; empty when it failed."""
 
     commit: Commit
@@ -182,7 +182,7 @@ class Examined:
     """What became of `Examine`: where to go on from. error: it could not be told now. refusal: nowhere, and why."""
 
     start: Any = None
-    """A `resume.Start`."""
+    """A `resume.StartPoint`."""
     error: str = ""
     refusal: str = ""
 
@@ -194,18 +194,18 @@ class Tick:
 
 Event = (
     Joined
-    | Heard
+    | Heartbeat
     | Available
-    | ChildStarted
-    | ChildReady
-    | ChildSaid
-    | ChildExited
-    | HostAnswered
+    | WorkerStarted
+    | WorkerReady
+    | WorkerEvent
+    | WorkerExited
+    | HostResponse
     | Leaving
     | Left
     | StopRequested
     | CheckpointAsked
-    | Settled
+    | CommitFinished
     | Examined
     | Tick
 )
@@ -223,7 +223,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Tell the session that it has no seat; it exits with this code (EXIT_RETRY: it may try again)."""
+    """Tell the session that it has no member; it exits with this code (EX_TEMPFAIL: it may try again)."""
 
     session: int
     reason: str
@@ -231,38 +231,38 @@ class Refuse:
 
 
 @dataclass(frozen=True)
-class StartChild:
-    """Have the session's agent start its child with this first line."""
+class StartWorker:
+    """Have the session's agent start its worker with this first line."""
 
     session: int
-    incarnation: int
+    attempt: int
     spec: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class TellChild:
-    """Write a line to the child's standard input."""
+class SendToWorker:
+    """Write a line to the worker's standard input."""
 
     session: int
-    incarnation: int
+    attempt: int
     line: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class AskHost:
-    """Have a server's agent do something beside its child, and answer."""
+class HostRequest:
+    """Have a server's agent do something beside its worker, and answer."""
 
     session: int
-    incarnation: int
+    attempt: int
     order: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class StopChild:
-    """SIGTERM to the child, SIGKILL after the grace."""
+class StopWorker:
+    """SIGTERM to the worker, SIGKILL after the grace."""
 
     session: int
-    incarnation: int
+    attempt: int
     grace_seconds: float
 
 
@@ -276,7 +276,7 @@ class Finish:
 
 
 @dataclass(frozen=True)
-class Drop:
+class CloseSession:
     """Close a session that is lost."""
 
     session: int
@@ -284,7 +284,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Commit:
-    """Verify and rename the draft in the checkpoint folder; then say `Settled`. seconds: what the save has taken."""
+    """Verify and rename the draft in the checkpoint folder; then say `CommitFinished`. seconds: what the save has taken."""
 
     cursor: Cursor
     seconds: float
@@ -316,7 +316,7 @@ class CheckpointDone:
 
 
 @dataclass(frozen=True)
-class Note:
+class Log:
     """Something a person following the job should read. record: what the journal keeps of it, for the report."""
 
     level: str
@@ -325,7 +325,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Over:
+class JobFinished:
     """The job has ended; the coordinator exits with outcome.exit_code."""
 
     outcome: Outcome
@@ -334,18 +334,18 @@ class Over:
 Action = (
     Welcome
     | Refuse
-    | StartChild
-    | TellChild
-    | AskHost
-    | StopChild
+    | StartWorker
+    | SendToWorker
+    | HostRequest
+    | StopWorker
     | Finish
-    | Drop
+    | CloseSession
     | Commit
     | Examine
     | Discard
     | CheckpointDone
-    | Note
-    | Over
+    | Log
+    | JobFinished
 )
 
 
@@ -361,7 +361,7 @@ class Outbox:
 
     def note(self, level: str, text: str, record: dict[str, Any] | None = None) -> None:
         """Adds a line for people and, with a record, for the journal."""
-        self.do(Note(level, text, record))
+        self.do(Log(level, text, record))
 
     def take(self) -> list[Action]:
         """All that was added since the last time."""

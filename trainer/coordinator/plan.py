@@ -1,4 +1,4 @@
-"""What the coordinator has to run, and the lines it gives to the children it has started."""
+"""What the coordinator has to run, and the lines it gives to the workers it has started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JobPlan(BaseModel):
     run_dir: str
     """Folder of this run: logs, journal, results."""
     job: dict[str, Any]
-    """The validated job file; the children read it, the coordinator passes it on."""
+    """The validated job file; the workers read it, the coordinator passes it on."""
     tables: dict[str, Any]
     """Descriptions of the tables that the job uses, for the servers."""
     control: ControlConfig = ControlConfig()
@@ -74,14 +74,14 @@ class JobPlan(BaseModel):
         """Where the coordinator writes what it decides."""
         return Path(self.run_dir, "journal.jsonl" if self.mode == "train" else f"{self.mode}-journal.jsonl")
 
-    def server_spec(self, endpoints: Sequence[str], rank: int, incarnation: int, restore: str | None) -> dict[str, Any]:
-        """The first line on a pserver child's standard input; `staging` in it is for its agent."""
+    def server_spec(self, endpoints: Sequence[str], rank: int, attempt: int, restore: str | None) -> dict[str, Any]:
+        """The first line on a pserver worker's standard input; `staging` in it is for its agent."""
         spec = {
             "tables": self.tables,
             "endpoints": list(endpoints),
             "rank": rank,
             "num_trainers": self.num_trainers,
-            "incarnation": incarnation,
+            "attempt": attempt,
         }
         if self._uses_store(restore):
             spec["staging"] = {
@@ -102,9 +102,9 @@ class JobPlan(BaseModel):
         )
 
     def trainer_spec(
-        self, endpoints: Sequence[str], store: str, rank: int, incarnation: int, restore: str | None
+        self, endpoints: Sequence[str], store: str, rank: int, attempt: int, restore: str | None
     ) -> dict[str, Any]:
-        """The first line on a trainer child's standard input."""
+        """The first line on a trainer worker's standard input."""
         return {
             "job": self.job,
             "mode": self.mode,
@@ -114,7 +114,7 @@ class JobPlan(BaseModel):
             "store": store,
             "interface": self.interface,
             "run_dir": self.run_dir,
-            "incarnation": incarnation,
+            "attempt": attempt,
             "restore": restore,
             "staging": {
                 "folders": [self._staging_folder(server) for server in range(self.num_servers)],

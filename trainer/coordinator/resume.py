@@ -18,7 +18,7 @@ from paddlewheel.trainer.checkpoint.manifest import CheckpointError, step_of
 from paddlewheel.trainer.checkpoint.store import Checkpoints, is_remote
 from paddlewheel.trainer.checkpoint.trained_model import inputs_of
 from paddlewheel.trainer.coordinator import journal
-from paddlewheel.trainer.coordinator.row_ledger import CURSOR_VERSION, Lineage
+from paddlewheel.trainer.coordinator.row_ledger import CURSOR_VERSION, RowLedger
 
 if TYPE_CHECKING:
     from paddlewheel.trainer.coordinator.plan import JobPlan
@@ -35,7 +35,7 @@ class ResumeError(ValueError):
 
 
 @dataclass(frozen=True)
-class Start:
+class StartPoint:
     """Where to begin.
 
     Attributes:
@@ -79,20 +79,20 @@ def differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {json.dumps(before)} before, {json.dumps(now)} now"
 
 
-def examine(plan: JobPlan) -> Start:
+def find_start(plan: JobPlan) -> StartPoint:
     """Where the run would begin. Changes nothing, and reads manifests and cursors only.
 
     Raises:
         ResumeError: the newest checkpoint is of another job, or there is none where one is wanted.
     """
     if plan.resume == "never" or plan.mode != "train":
-        return Start()
+        return StartPoint()
     if plan.restore is not None:
         return _start_from(*open_address(plan.restore), plan)
     return _newest(open_checkpoints(plan.checkpoint_location), plan)
 
 
-def _newest(kept: Checkpoints, plan: JobPlan) -> Start:
+def _newest(kept: Checkpoints, plan: JobPlan) -> StartPoint:
     address = newest_complete(kept)
     if address is not None:
         return _start_from(kept, address, plan)
@@ -100,7 +100,7 @@ def _newest(kept: Checkpoints, plan: JobPlan) -> Start:
         found = kept.committed()
         damaged = f", only damaged ones ({found[-1]})" if found else ""
         raise ResumeError(f"--resume: {plan.checkpoint_location} holds no checkpoint to go on from{damaged}")
-    return Start()
+    return StartPoint()
 
 
 def newest_complete(kept: Checkpoints) -> str | None:
@@ -114,11 +114,11 @@ def newest_complete(kept: Checkpoints) -> str | None:
     return None
 
 
-def finished(plan: JobPlan) -> dict[str, Any] | None:
+def finished_result(plan: JobPlan) -> dict[str, Any] | None:
     """The result of the run before, if that trained all that this one would; None otherwise."""
     if plan.mode != "train" or plan.restore is not None:
         return None
-    start = examine(plan)
+    start = find_start(plan)
     if start.cursor is None or start.cursor["position"]["epoch"] < plan.num_epochs:
         return None
     last = next((record for record in reversed(read_journal(plan.journal)) if record["what"] == "over"), None)
@@ -135,14 +135,14 @@ def finished(plan: JobPlan) -> dict[str, Any] | None:
     return result
 
 
-def prepare(plan: JobPlan, kept: Checkpoints) -> Start:
-    """As `examine`, for the coordinator, which owns `kept` from here on: cleans up and verifies.
+def prepare_start(plan: JobPlan, kept: Checkpoints) -> StartPoint:
+    """As `find_start`, for the coordinator, which owns `kept` from here on: cleans up and verifies.
 
     A damaged checkpoint is put aside under the name step-<n>.damaged, and the one before it is taken. With a checkpoint
     to begin with, those of later steps are put aside: the newest is always the one that the job goes on from.
     """
     if plan.mode != "train":
-        return Start()
+        return StartPoint()
     notes = []
     kept.clear()
     kept.fetch_journal(plan.journal)
@@ -156,11 +156,11 @@ def prepare(plan: JobPlan, kept: Checkpoints) -> Start:
         notes += _set_damaged_aside(kept, kept.check_restorable)
     elif plan.resume != "never":
         notes += _set_later_aside(kept, plan)
-    start = examine(plan)
-    return Start(start.path, start.cursor, tuple(notes))
+    start = find_start(plan)
+    return StartPoint(start.path, start.cursor, tuple(notes))
 
 
-def fall_back(plan: JobPlan, kept: Checkpoints, failed: str) -> Start:
+def fall_back(plan: JobPlan, kept: Checkpoints, failed: str) -> StartPoint:
     """Where a running job goes on from, after a checkpoint could not be restored: from that one, if it is whole.
 
     Else from the newest whole one, as a new start would; without any, from nothing. Reads checkpoints through.
@@ -178,10 +178,10 @@ def fall_back(plan: JobPlan, kept: Checkpoints, failed: str) -> Start:
             raise
         notes = _set_damaged_aside(kept, kept.verify)
         resume: Literal["always", "auto"] = "always" if kept.committed() else "auto"
-        start = examine(plan.model_copy(update={"restore": None, "resume": resume}))
+        start = find_start(plan.model_copy(update={"restore": None, "resume": resume}))
         gone = f"{failed} is damaged or gone" if not notes else "; ".join(notes)
-        return Start(start.path, start.cursor, (f"{gone}; going on from {start.path or 'nothing'}",))
-    return Start(failed)
+        return StartPoint(start.path, start.cursor, (f"{gone}; going on from {start.path or 'nothing'}",))
+    return StartPoint(failed)
 
 
 def asked_for(plan: JobPlan) -> str | None:
@@ -207,7 +207,7 @@ def _set_later_aside(kept: Checkpoints, plan: JobPlan) -> list[str]:
     assert plan.restore is not None
     place, address = open_address(plan.restore)
     place.check_restorable(address)
-    examine(plan)  # it is of this job
+    find_start(plan)  # it is of this job
     step = int(place.manifest(address)["step"])
     later = [other for other in kept.committed() if not _same(other, address) and _step(other) >= step]
     if not later:
@@ -242,7 +242,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     return list(journal.read(path).records)
 
 
-def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> Start:
+def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> StartPoint:
     knows_kinds = inputs_of(kept.manifest(address), address) is not None
     cursor = kept.cursor(address)
     if cursor.get("version") != CURSOR_VERSION:
@@ -251,11 +251,11 @@ def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> Start:
             " begin again with --fresh, or in another run_dir"
         )
     try:
-        Lineage(1, 1, cursor)
+        RowLedger(1, 1, cursor)
         days_behind(cursor)
-        numbers = (cursor["step"], cursor["rows"], cursor["incarnation"], cursor["position"]["epoch"])
+        numbers = (cursor["step"], cursor["rows"], cursor["attempt"], cursor["position"]["epoch"])
         if not all(isinstance(number, int) for number in numbers) or not isinstance(cursor["draft"], str):
-            raise ValueError(f"step, rows, incarnation, epoch, draft: {numbers}, {cursor['draft']!r}")
+            raise ValueError(f"step, rows, attempt, epoch, draft: {numbers}, {cursor['draft']!r}")
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{address} has a cursor that paddlewheel does not write: {error!r}") from error
     _check_days(address, cursor, plan)
@@ -267,7 +267,7 @@ def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> Start:
             "Go on from them with the new values (--resume), begin again and put them aside (--fresh), or give this job"
             " another folder (--set run_dir=...)."
         )
-    return Start(address, cursor)
+    return StartPoint(address, cursor)
 
 
 def _shortened(changed: list[str]) -> str:

@@ -18,8 +18,8 @@ _LARGEST_LEASE = 8
 _MOST_SLICES = 1 << 26
 
 
-class LineageError(ValueError):
-    """A request that cannot be granted. kind: as of a child's error event."""
+class RowLedgerError(ValueError):
+    """A request that cannot be granted. kind: as of a worker's error event."""
 
     def __init__(self, message: str, kind: str = "runtime") -> None:
         self.kind = kind
@@ -55,7 +55,7 @@ class EpochPlan:
         else:
             sizes = {int(index): int(rows) for index, rows in asked["slices"]}
         if len(sizes) != len(asked["slices"]) or not all(rows > 0 for rows in sizes.values()):
-            raise LineageError("the plan of an epoch names a slice twice, or one without rows")
+            raise RowLedgerError("the plan of an epoch names a slice twice, or one without rows")
         return cls(str(asked["fingerprint"]), str(asked["order"]), int(asked["seed"]), sizes)
 
     @property
@@ -80,7 +80,7 @@ def sizes_of(runs: Iterable[Sequence[int]]) -> dict[int, int]:
     for first, *middle, rows in runs:
         number = int(middle[0]) if middle else 1
         if not 0 < number <= _MOST_SLICES - len(sizes):
-            raise LineageError(f"an epoch of more than {_MOST_SLICES:,} slices, or a run of {number}")
+            raise RowLedgerError(f"an epoch of more than {_MOST_SLICES:,} slices, or a run of {number}")
         sizes.update(dict.fromkeys(range(int(first), int(first) + number), int(rows)))
     return sizes
 
@@ -95,8 +95,8 @@ class _Place:
     rows: int = 0
 
 
-class Lineage:
-    """The bookkeeping of one job. `begin` starts each incarnation.
+class RowLedger:
+    """The bookkeeping of one job. `begin` starts each attempt.
 
     Args:
         num_trainers: how many trainers ask.
@@ -126,12 +126,12 @@ class Lineage:
         """The cursor that waits for its commit."""
         return self._pending
 
-    def begin(self, incarnation: int) -> None:
+    def begin(self, attempt: int) -> None:
         """Forget everything since the last committed checkpoint."""
         saved = self._committed
         position: Mapping[str, Any] = saved["position"] if saved else {}
         done = {int(index): int(rows) for index, rows in position.get("done", ())}
-        self._incarnation = incarnation
+        self._attempt = attempt
         self._saved_position = position if done else None  # without rows done in its epoch, any data may follow
         self._place = _Place(
             position.get("epoch", 0), done, saved["step"] if saved else 0, saved["rows"] if saved else 0
@@ -152,16 +152,16 @@ class Lineage:
         """A trainer begins an epoch: rows already done of it, by slice; the plan when this is the first to say so.
 
         Raises:
-            LineageError: the trainers read different data, or others than the checkpoint was made of.
+            RowLedgerError: the trainers read different data, or others than the checkpoint was made of.
         """
         epoch, plan = int(asked["epoch"]), EpochPlan.from_request(asked)
         first, done = self._begun
         if not first <= epoch < max(self._num_epochs, first + 1):
-            raise LineageError(f"epoch {epoch} was begun; the job has {self._num_epochs} and stands in {first}")
+            raise RowLedgerError(f"epoch {epoch} was begun; the job has {self._num_epochs} and stands in {first}")
         known = self._plans.get(epoch)
         if known is not None:
             if known != plan or list(known.sizes) != list(plan.sizes):
-                raise LineageError(
+                raise RowLedgerError(
                     "the trainers do not read the same data: the fingerprint, the number of rows or the order of slices"
                     " differs. Every trainer must see the same files under data.train.",
                     "data",
@@ -171,20 +171,20 @@ class Lineage:
             _check_same_data(plan, self._saved_position)
         here = done if epoch == first else {}
         if any(rows > plan.sizes.get(index, -1) for index, rows in here.items()):
-            raise LineageError("the checkpoint knows slices that the data does not have", "data")
+            raise RowLedgerError("the checkpoint knows slices that the data does not have", "data")
         self._plans[epoch] = plan
         self._queues[epoch] = deque(index for index, rows in plan.sizes.items() if here.get(index, 0) < rows)
         return dict(here), plan
 
     def lease(self, rank: int, epoch: int) -> list[int]:
-        """The next slices of an epoch for a trainer; empty when it gets no more. Each is given once in an incarnation.
+        """The next slices of an epoch for a trainer; empty when it gets no more. Each is given once in an attempt.
 
         Trainers step together, so one that reads ahead must not take the others' rows: nobody gets more once it has
         its share, rounded up to a slice. So all slices are given when everyone has asked until there were no more.
         """
         queue = self._queues.get(epoch)
         if queue is None:
-            raise LineageError(f"a lease of epoch {epoch} was asked for before the epoch was begun")
+            raise RowLedgerError(f"a lease of epoch {epoch} was asked for before the epoch was begun")
         sizes, done = self._plans[epoch].sizes, self._begun[1] if epoch == self._begun[0] else {}
         share = -(-(sum(sizes.values()) - sum(done.values())) // self._num_trainers)
         wanted = max(1, min(_LARGEST_LEASE, len(queue) // (4 * self._num_trainers)))
@@ -202,15 +202,15 @@ class Lineage:
         """What one trainer has trained since its report before; the cursor once all have reported.
 
         Raises:
-            LineageError: reports do not fit together: nothing may be saved.
+            RowLedgerError: reports do not fit together: nothing may be saved.
         """
         if self._pending is not None:
-            raise LineageError("a cursor was asked for while another waits for its commit")
+            raise RowLedgerError("a cursor was asked for while another waits for its commit")
         if rank in self._reports:
-            raise LineageError(f"trainer {rank} asked twice for one cursor")
+            raise RowLedgerError(f"trainer {rank} asked twice for one cursor")
         others = next(iter(self._reports.values()), asked)
         if others["step"] != asked["step"]:
-            raise LineageError(f"trainers save at different steps: {others['step']} and {asked['step']}")
+            raise RowLedgerError(f"trainers save at different steps: {others['step']} and {asked['step']}")
         self._reports[rank] = asked
         if len(self._reports) < self._num_trainers:
             return None
@@ -222,7 +222,7 @@ class Lineage:
         if committed:
             self._committed = dict(cursor.body)
         if cursor is not self._pending:
-            return  # of an incarnation that is gone
+            return  # of an attempt that is gone
         self._pending = None
         if committed:
             self._unsaved, self._skipped = {}, []
@@ -238,19 +238,21 @@ class Lineage:
             for epoch, index, start, rows in report["spans"]:
                 runs.setdefault((epoch, index), []).append((start, rows))
         if step < place.step or (step == place.step and runs and place.step > 0):
-            raise LineageError(f"rows were trained, but the step is {step} after {place.step}")
+            raise RowLedgerError(f"rows were trained, but the step is {step} after {place.step}")
         moved: dict[tuple[int, int], tuple[int, int]] = {}
         for (epoch, index), pieces in runs.items():
             size = self._plans[epoch].sizes.get(index) if epoch in self._plans else None
             if size is None:
-                raise LineageError(f"slice {index} of epoch {epoch} was trained, which no plan holds")
+                raise RowLedgerError(f"slice {index} of epoch {epoch} was trained, which no plan holds")
             before = place.done.get(index, 0) if epoch == place.epoch else 0 if epoch > place.epoch else size
             moved[epoch, index] = (before, _tile(epoch, index, before, size, pieces) - before)
         done = dict(place.done)
         epoch = place.epoch
         for number in sorted({epoch, *(e for e, _ in runs)}):
             if number > epoch:
-                raise LineageError(f"epoch {number} was begun before {_first_gap(self._plans.get(epoch), done, epoch)}")
+                raise RowLedgerError(
+                    f"epoch {number} was begun before {_first_gap(self._plans.get(epoch), done, epoch)}"
+                )
             done.update({index: start + rows for (e, index), (start, rows) in moved.items() if e == number})
             plan = self._plans.get(number)
             if plan is not None and done == dict(plan.sizes):
@@ -260,7 +262,7 @@ class Lineage:
             self._unsaved.setdefault(key, [start, 0])[1] += rows
         self._skipped += [list(span) for report in reports.values() for span in report.get("skipped", ())]
         self._num_drafts += 1
-        draft = f".step-{step}-incarnation-{self._incarnation}-draft-{self._num_drafts}"
+        draft = f".step-{step}-attempt-{self._attempt}-draft-{self._num_drafts}"
         self._pending = Cursor(step, draft, self._body(draft))
         return self._pending
 
@@ -269,13 +271,13 @@ class Lineage:
         plan = self._plans.get(place.epoch) or self._plans.get(place.epoch - 1)
         if plan is not None:
             data = {"fingerprint": plan.fingerprint, "order": plan.order, "seed": plan.seed}
-        else:  # nothing was trained since the checkpoint that this incarnation began with
+        else:  # nothing was trained since the checkpoint that this attempt began with
             data = {k: v for k, v in (self._committed or {"position": {}})["position"].items() if k != "done"}
         return {
             "version": CURSOR_VERSION,
             **self._facts,
             "step": place.step,
-            "incarnation": self._incarnation,
+            "attempt": self._attempt,
             "draft": draft,
             "parent": self._committed["draft"] if self._committed else None,
             "rows": place.rows,
@@ -295,16 +297,16 @@ def _tile(epoch: int, index: int, before: int, size: int, pieces: Sequence[tuple
     end = before
     for start, rows in sorted(pieces):
         if rows <= 0:
-            raise LineageError(f"slice {index} of epoch {epoch}: a span of {rows} rows")
+            raise RowLedgerError(f"slice {index} of epoch {epoch}: a span of {rows} rows")
         if start < end:
-            raise LineageError(
+            raise RowLedgerError(
                 f"slice {index} of epoch {epoch}: rows {start} to {min(end, start + rows)} trained twice"
             )
         if start > end:
-            raise LineageError(f"slice {index} of epoch {epoch}: rows {end} to {start} left out")
+            raise RowLedgerError(f"slice {index} of epoch {epoch}: rows {end} to {start} left out")
         end = start + rows
     if end > size:
-        raise LineageError(f"slice {index} of epoch {epoch}: {end} rows trained of {size}")
+        raise RowLedgerError(f"slice {index} of epoch {epoch}: {end} rows trained of {size}")
     return end
 
 
@@ -324,7 +326,7 @@ def _check_same_data(plan: EpochPlan, position: Mapping[str, Any]) -> None:
     for key, remedy in remedies.items():
         was, now = position[key], getattr(plan, key)
         if was != now:
-            raise LineageError(
+            raise RowLedgerError(
                 f"the checkpoint stands in the middle of epoch {position['epoch']} of other data ({key} was {was},"
                 f" now {now}): {remedy}, or start anew with --fresh",
                 "data",

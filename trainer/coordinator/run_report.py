@@ -21,7 +21,7 @@ from paddlewheel.trainer.coordinator.journal import Content
 from paddlewheel.trainer.coordinator.row_ledger import EpochProof, prove, sizes_of
 
 _COORDINATOR_LOST = "the coordinator was lost"
-_TOLD = ("version", "step", "incarnation", "draft", "parent", "rows", "spans", "skipped")
+_TOLD = ("version", "step", "attempt", "draft", "parent", "rows", "spans", "skipped")
 
 
 Verdict = Literal["exact", "not exact", "not proven"]
@@ -32,8 +32,8 @@ class NoHistoryError(ValueError):
 
 
 @dataclass(frozen=True)
-class IncarnationStory:
-    """One incarnation, from its opening to its end.
+class AttemptRecord:
+    """One attempt, from its opening to its end.
 
     Attributes:
         began: Unix time at which it was opened; `running` when all trainers were ready, `ended` when it was lost or
@@ -53,7 +53,7 @@ class IncarnationStory:
     num_servers: int
     num_trainers: int
     num_checkpoints: int
-    culprit: str
+    failed_role: str
     cause: str
     rows_replayed: int | None
     repeated_seconds: float
@@ -61,13 +61,13 @@ class IncarnationStory:
 
 
 @dataclass(frozen=True)
-class DayStory:
+class DayRecord:
     """One day that was trained, or (by rows) one day boundary.
 
     Attributes:
         day: its date; empty for a boundary by rows.
         rows: of the day; by rows, those trained until the boundary.
-        seconds: from its first step to its last checkpoint, without what an earlier incarnation did; None by rows.
+        seconds: from its first step to its last checkpoint, without what an earlier attempt did; None by rows.
         validation: metrics of the day's rows before they were trained; None where nothing was learnt before.
         tables: by name: `keys` at its end, `new` and `admitted` ones, and `evicted` ones at the boundary after it
             (None: it has not come yet).
@@ -88,7 +88,7 @@ class Report:
         steps: of the checkpoints of the final lineage, from the first to the last.
         epochs: how often the rows of each epoch were trained in that lineage; the last one may be unfinished.
         verdict: exact: no row twice, and none left out of an epoch that is over. not exact: some were. not proven: the
-            journal cannot tell, for the `reasons`.
+            journal cannot build_report, for the `reasons`.
         reasons: why nothing is proven; empty otherwise.
         lost_records: how many records of the journal are missing or damaged. (The proof does not need all of them.)
         outcome: of the last run; None while it goes on.
@@ -101,14 +101,14 @@ class Report:
     epochs: Sequence[EpochProof]
     verdict: Verdict
     current_epoch: int
-    incarnations: Sequence[IncarnationStory]
+    attempts: Sequence[AttemptRecord]
     num_failed_checkpoints: int
     checkpoint_seconds: float
     outcome: Mapping[str, Any] | None
     reasons: Sequence[str] = ()
     lost_records: int = 0
     warm_start: Mapping[str, Any] | None = None
-    days: Sequence[DayStory] = ()
+    days: Sequence[DayRecord] = ()
     day_names: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -160,7 +160,7 @@ def report(run_dir: Path | str) -> Report:
         raise NoHistoryError(
             f"{run_dir} holds no journal.jsonl with records{damage}: is it the run_dir of a job that was trained?"
         )
-    return tell(content, _newest(location))
+    return build_report(content, _newest(location))
 
 
 def _newest(location: str) -> Newest | None:
@@ -180,7 +180,7 @@ def _newest(location: str) -> Newest | None:
     return Newest(committed[-1], cursor)
 
 
-def tell(content: Content, newest: Newest | None = None) -> Report:
+def build_report(content: Content, newest: Newest | None = None) -> Report:
     """The report from what a journal holds, and the newest checkpoint, if that can be looked at."""
     records: Sequence[Mapping[str, Any]] = content.records
     fresh = [
@@ -213,27 +213,29 @@ def tell(content: Content, newest: Newest | None = None) -> Report:
         reasons=tuple(reasons) if verdict == "not proven" else (),
         lost_records=max(len(content.damaged), len(content.missing)),
         current_epoch=current,
-        incarnations=_stories(records),
+        attempts=_stories(records),
         num_failed_checkpoints=sum(record["what"] == "failed" for record in records),
-        checkpoint_seconds=sum(r.get("save_seconds", 0.0) + r.get("commit_seconds", 0.0) for r in committed),
-        outcome={key: over.get(key, "") for key in ("exit_code", "cause", "culprit")} if over else None,
+        checkpoint_seconds=sum(
+            r.get("checkpoint_timeout_seconds", 0.0) + r.get("commit_seconds", 0.0) for r in committed
+        ),
+        outcome={key: over.get(key, "") for key in ("exit_code", "cause", "failed_role")} if over else None,
         days=_days(records, current, line[-1]["rows"] if line else 0),
         day_names={r["epoch"]: r["day"] for r in records if r["what"] == "epoch" and "day" in r},
         warm_start=(over.get("result") or {}).get("warm_start") if over else None,
     )
 
 
-def _days(records: Sequence[Mapping[str, Any]], num_days: int, num_rows: int) -> list[DayStory]:
+def _days(records: Sequence[Mapping[str, Any]], num_days: int, num_rows: int) -> list[DayRecord]:
     """What was told last of each day or boundary, up to where the final lineage stands."""
     days = {r["day"]: r for r in records if r["what"] == "day" and r["number"] <= num_days}
     boundaries = {r.get("day") or r["rows"]: r for r in records if r["what"] == "boundary" and r["rows"] <= num_rows}
     if not days:
         return [
-            DayStory("", told["rows"], None, None, {name: _sizes({}, found) for name, found in told["tables"].items()})
+            DayRecord("", told["rows"], None, None, {name: _sizes({}, found) for name, found in told["tables"].items()})
             for told in sorted(boundaries.values(), key=lambda told: int(told["rows"]))
         ]
     return [
-        DayStory(
+        DayRecord(
             day,
             told["rows"],
             told["seconds"],
@@ -261,7 +263,7 @@ def _final_line(
 ) -> tuple[list[Mapping[str, Any]], list[str]]:
     """Cursors from the first checkpoint to the newest, each the parent of the next; and why they prove nothing."""
     cursors = {r["cursor"]["draft"]: r["cursor"] for r in records if r["what"] == "committing"}
-    heads = {"committed": "draft", "incarnation": "parent"}  # the latter goes back when a checkpoint was damaged
+    heads = {"committed": "draft", "attempt": "parent"}  # the latter goes back when a checkpoint was damaged
     drafts = [record[heads[record["what"]]] for record in records if record["what"] in heads]
     head: str | None = drafts[-1] if drafts else None
     reasons = []
@@ -289,7 +291,7 @@ def _final_line(
         reasons.append(f"the record of a checkpoint in the line is missing ({drafts[-1]})")
     elif line and line[-1]["rows"] != sum(rows for cursor in line for *_, rows in cursor["spans"]):
         reasons.append(
-            f"the last checkpoint has seen {line[-1]['rows']:,} rows, the records of its line tell of others"
+            f"the last checkpoint has seen {line[-1]['rows']:,} rows, the records of its line build_report of others"
         )
     if not line and not reasons:
         reasons.append("no checkpoint was committed")
@@ -313,8 +315,8 @@ def _name(draft: str | None, cursors: Mapping[str, Mapping[str, Any]]) -> str:
     return f"of step {cursors[draft]['step']}" if draft in cursors else repr(draft)
 
 
-def _stories(records: Sequence[Mapping[str, Any]]) -> list[IncarnationStory]:
-    opened = [place for place, record in enumerate(records) if record["what"] == "incarnation"]
+def _stories(records: Sequence[Mapping[str, Any]]) -> list[AttemptRecord]:
+    opened = [place for place, record in enumerate(records) if record["what"] == "attempt"]
     stories = []
     for place, following in zip(opened, [*opened, len(records)][1:], strict=True):
         begin, own = records[place], records[place + 1 : following]
@@ -328,7 +330,7 @@ def _story(
     own: Sequence[Mapping[str, Any]],
     after: Mapping[str, Any] | None,
     later: Sequence[Mapping[str, Any]],
-) -> IncarnationStory:
+) -> AttemptRecord:
     def first(what: str, among: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         return next((record for record in among if record["what"] == what), None)
 
@@ -337,9 +339,9 @@ def _story(
     ending = lost or over
     ended = ending["time"] - ending.get("halting_seconds", 0.0) if ending else None
     cause = str(ending["cause"]) if ending else ""
-    culprit = str(ending.get("culprit", "")) if ending else ""
+    failed_role = str(ending.get("failed_role", "")) if ending else ""
     if ending is None and (new_run is not None or after is not None):
-        cause, culprit = _COORDINATOR_LOST, "coordinator"
+        cause, failed_role = _COORDINATOR_LOST, "coordinator"
         known = [record for record in own if record is not new_run and record["time"] <= (new_run or begin)["time"]]
         ended = known[-1]["time"] if known else begin["time"]  # the last that it wrote: it lived a little longer
     replayed: int | None = 0
@@ -350,8 +352,8 @@ def _story(
         repeated = max(0.0, (ended or 0.0) - since) if since is not None else 0.0
         again = first("running", later)
         down = again["time"] - (ended or again["time"]) if again else 0.0
-    return IncarnationStory(
-        number=begin["incarnation"],
+    return AttemptRecord(
+        number=begin["attempt"],
         began=begin["time"],
         running=running["time"] if running else None,
         ended=ended,
@@ -359,7 +361,7 @@ def _story(
         num_servers=begin.get("num_servers", 0),
         num_trainers=begin.get("num_trainers", 0),
         num_checkpoints=len(commits),
-        culprit=culprit,
+        failed_role=failed_role,
         cause=cause,
         rows_replayed=replayed,
         repeated_seconds=repeated,

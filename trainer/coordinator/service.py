@@ -36,8 +36,8 @@ from paddlewheel.trainer.coordinator.journal import Journal, put_damaged_aside
 from paddlewheel.trainer.coordinator.page import StatusPage
 from paddlewheel.trainer.coordinator.plan import JobPlan
 from paddlewheel.trainer.coordinator.security import Security, SecurityError
-from paddlewheel.trainer.coordinator.state_machine import Control, Phase
-from paddlewheel.trainer.job.exit_codes import EXIT_FIX_JOB, EXIT_RETRY
+from paddlewheel.trainer.coordinator.state_machine import JobStateMachine, Phase
+from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE
 from paddlewheel.trainer.telemetry import WebSecurityError, WebServer
 from paddlewheel.trainer.telemetry.discovery import TargetFile
 from paddlewheel.trainer.telemetry.logs import configure_logs
@@ -59,13 +59,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     """One job's control plane. All of it runs in one event loop, so the state machine sees one event at a time."""
 
     def __init__(
-        self, plan: JobPlan, journal: Journal, kept: Checkpoints, start: resume.Start, incarnation: int
+        self, plan: JobPlan, journal: Journal, kept: Checkpoints, start: resume.StartPoint, attempt: int
     ) -> None:
         self.plan = plan
         self._kept = kept
         self.over = asyncio.Event()
         version = importlib.metadata.version("paddlewheel")
-        self._control = Control(plan, time.monotonic(), start, incarnation, version)
+        self._control = JobStateMachine(plan, time.monotonic(), start, attempt, version)
         self._journal = journal
         # A disk may stall for seconds, the event loop must not: agents would take this process for lost. One thread
         # keeps the order of the records, those of commits included.
@@ -101,7 +101,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             self._perform(action)
         if (
             self.scalars is not None
-            and isinstance(event, messages.ChildSaid)
+            and isinstance(event, messages.WorkerEvent)
             and event.event.get("event") == "evaluation"
         ):
             self.scalars.evaluation(event.event)
@@ -120,16 +120,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 for future in asking:
                     if not future.done():
                         future.set_result(action)
-            case messages.Note(level, text, record):
+            case messages.Log(level, text, record):
                 self._note(level, text)
                 if record is not None:
                     self._record(record)
-            case messages.Over(outcome):
+            case messages.JobFinished(outcome):
                 record = {
                     "what": "over",
                     "exit_code": outcome.exit_code,
                     "cause": outcome.cause,
-                    "culprit": outcome.culprit,
+                    "failed_role": outcome.failed_role,
                     "rows": self._control.progress.get("rows", 0),
                     "draft": self._control.committed_draft,
                 }
@@ -147,34 +147,34 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         match action:
             case messages.Welcome(session, rank):
                 welcome = pb.Welcome(
-                    rank=rank, heartbeat_seconds=limits.heartbeat_seconds, silence_seconds=limits.silence_seconds
+                    rank=rank,
+                    heartbeat_seconds=limits.heartbeat_seconds,
+                    heartbeat_timeout_seconds=limits.heartbeat_timeout_seconds,
                 )
                 self._send(session, pb.AgentCommand(welcome=welcome))
             case messages.Refuse(session, reason, exit_code):
                 self._send(session, pb.AgentCommand(refused=pb.Refused(reason=reason, exit_code=exit_code)))
                 self._send(session, None)
-            case messages.StartChild(session, incarnation, spec):
-                start = pb.StartChild(
-                    incarnation=incarnation,
+            case messages.StartWorker(session, attempt, spec):
+                start = pb.StartWorker(
+                    attempt=attempt,
                     spec_json=json.dumps(spec),
                     probe_seconds=0.25,
-                    deaf_seconds=limits.deaf_seconds,
+                    server_health_timeout_seconds=limits.server_health_timeout_seconds,
                 )
-                self._send(session, pb.AgentCommand(start_child=start))
-            case messages.TellChild(session, incarnation, line):
+                self._send(session, pb.AgentCommand(start_worker=start))
+            case messages.SendToWorker(session, attempt, line):
                 self._send(
-                    session, pb.AgentCommand(child_input=pb.ChildInput(incarnation=incarnation, json=json.dumps(line)))
+                    session, pb.AgentCommand(worker_input=pb.WorkerInput(attempt=attempt, json=json.dumps(line)))
                 )
-            case messages.AskHost(session, incarnation, order):
-                host_order = pb.HostOrder(incarnation=incarnation, json=json.dumps(order))
-                self._send(session, pb.AgentCommand(host_order=host_order))
-            case messages.StopChild(session, incarnation, grace):
-                self._send(
-                    session, pb.AgentCommand(stop_child=pb.StopChild(incarnation=incarnation, grace_seconds=grace))
-                )
+            case messages.HostRequest(session, attempt, order):
+                host_request = pb.HostRequest(attempt=attempt, json=json.dumps(order))
+                self._send(session, pb.AgentCommand(host_request=host_request))
+            case messages.StopWorker(session, attempt, grace):
+                self._send(session, pb.AgentCommand(stop_worker=pb.StopWorker(attempt=attempt, grace_seconds=grace)))
             case messages.Finish(session, exit_code, reason):
                 self._send(session, pb.AgentCommand(finish=pb.Finish(exit_code=exit_code, reason=reason)))
-            case messages.Drop(session):
+            case messages.CloseSession(session):
                 self._send(session, None)
 
     def _run(self, job: Coroutine[Any, Any, None]) -> None:
@@ -204,9 +204,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         except Exception as error:  # noqa: BLE001 -- whatever it is: trainers wait for this answer, and no other comes
             if not isinstance(error, (OSError, ValueError)):
                 self._log.exception("a commit raised", draft=commit.cursor.draft)
-            self.apply(messages.Settled(commit, error=_words_of(error)))
+            self.apply(messages.CommitFinished(commit, error=_words_of(error)))
         else:
-            self.apply(messages.Settled(commit, path=path))
+            self.apply(messages.CommitFinished(commit, path=path))
 
     def _commit_files(self, commit: messages.Commit) -> str:
         """Verifies and commits a draft. The journal knows of it before it has its name, or there is no commit."""
@@ -229,12 +229,12 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             self._journal.write(
                 {
                     "what": "committed",
-                    "incarnation": written["incarnation"],
+                    "attempt": written["attempt"],
                     "step": cursor.step,
                     "draft": cursor.draft,
                     "path": str(path),
                     "bytes": num_bytes,
-                    "save_seconds": commit.seconds,
+                    "checkpoint_timeout_seconds": commit.seconds,
                     "commit_seconds": time.monotonic() - started,
                 }
             )
@@ -265,7 +265,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._num_entries += 1
         self._entries.append(pb.LogEntry(number=self._num_entries, time_seconds=time.time(), level=level, text=text))
         getattr(self._log, level if level in {"debug", "info", "warning", "error"} else "info")(
-            text, incarnation=self._control.incarnation
+            text, attempt=self._control.attempt
         )
 
     def _send(self, session: int, command: pb.AgentCommand | None) -> None:
@@ -387,7 +387,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             name=self.plan.name,
             mode=self.plan.mode,
             phase=str(control.phase),
-            incarnation=control.incarnation,
+            attempt=control.attempt,
             num_restarts=control.num_restarts,
             elapsed_seconds=now - self._started_at,
             progress_json=json.dumps(control.progress) if control.progress else "",
@@ -398,26 +398,29 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             over=self.over.is_set(),
             checkpoint=self._checkpoint_status(now),
         )
-        for member, seat in control.seats.items():
+        for role_rank, member in control.members.items():
             reply.members.add(
-                role=_ROLE_NUMBERS[member.role],
-                rank=member.rank,
-                host=seat.host,
-                port=seat.port,
-                state=seat.state,
-                pid=seat.pid,
-                child_pid=seat.child_pid,
-                heartbeat_age_seconds=max(0.0, now - seat.heard_at),
-                child_memory_bytes=seat.child_memory_bytes,
-                progress_json=json.dumps(seat.progress) if seat.progress else "",
-                memory_limit_bytes=seat.memory_limit_bytes,
-                seconds_to_limit=seat.seconds_to_limit,
+                role=_ROLE_NUMBERS[role_rank.role],
+                rank=role_rank.rank,
+                host=member.host,
+                port=member.port,
+                state=member.state,
+                pid=member.pid,
+                worker_pid=member.worker_pid,
+                heartbeat_age_seconds=max(0.0, now - member.heard_at),
+                worker_memory_bytes=member.worker_memory_bytes,
+                progress_json=json.dumps(member.progress) if member.progress else "",
+                memory_limit_bytes=member.memory_limit_bytes,
+                seconds_to_limit=member.seconds_to_limit,
             )
         if control.outcome is not None:
             outcome = control.outcome
             reply.outcome.CopyFrom(
                 pb.Outcome(
-                    exit_code=outcome.exit_code, cause=outcome.cause, culprit=outcome.culprit, detail=outcome.detail
+                    exit_code=outcome.exit_code,
+                    cause=outcome.cause,
+                    failed_role=outcome.failed_role,
+                    detail=outcome.detail,
                 )
             )
         return reply
@@ -426,7 +429,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Seconds since the slowest trainer last moved; 0 unless the trainers are at work."""
         if self._control.phase is not Phase.RUNNING:
             return 0.0
-        return max(0.0, *(now - seat.moved_at for seat in self._control.seats.of(messages.Role.TRAINER)))
+        return max(0.0, *(now - member.moved_at for member in self._control.members.of(messages.Role.TRAINER)))
 
     def _checkpoint_status(self, now: float) -> pb.CheckpointStatus:
         known = self._control.checkpoint
@@ -462,7 +465,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
 
 def _record_of(cursor: Mapping[str, Any]) -> dict[str, Any]:
-    return {"what": "committing", "incarnation": cursor["incarnation"], "cursor": run_report.told_of(cursor)}
+    return {"what": "committing", "attempt": cursor["attempt"], "cursor": run_report.told_of(cursor)}
 
 
 def _words_of(error: Exception) -> str:
@@ -492,7 +495,7 @@ def _serve_page(plan: JobPlan, page: StatusPage, target: TargetFile | None) -> W
     return web
 
 
-def _begin_journal(journal: Journal, plan: JobPlan, start: resume.Start, records: list[dict[str, Any]]) -> None:
+def _begin_journal(journal: Journal, plan: JobPlan, start: resume.StartPoint, records: list[dict[str, Any]]) -> None:
     """Says that a run begins; and what the coordinator before this one committed without living to write it down."""
     run = {"what": "run", "mode": plan.mode, "resume": plan.resume, "restore": start.path}
     journal.write({**run, "asked": resume.asked_for(plan), "checkpoints": plan.checkpoint_location})
@@ -502,13 +505,13 @@ def _begin_journal(journal: Journal, plan: JobPlan, start: resume.Start, records
     if start.cursor["draft"] not in known:
         journal.write(_record_of(start.cursor))
         found = {"step": start.cursor["step"], "draft": start.cursor["draft"], "path": start.path}
-        journal.write({"what": "committed", "incarnation": start.cursor["incarnation"], **found})
+        journal.write({"what": "committed", "attempt": start.cursor["attempt"], **found})
 
 
-def _last_incarnation(records: list[dict[str, Any]], start: resume.Start) -> int:
-    """No number of an incarnation is used twice, drafts are named after it; and the journal may have lost records."""
-    told = [record.get("incarnation") for record in records]
-    told.append((start.cursor or {}).get("incarnation"))
+def _last_attempt(records: list[dict[str, Any]], start: resume.StartPoint) -> int:
+    """No number of an attempt is used twice, drafts are named after it; and the journal may have lost records."""
+    told = [record.get("attempt") for record in records]
+    told.append((start.cursor or {}).get("attempt"))
     return max((number for number in told if isinstance(number, int)), default=0)
 
 
@@ -525,20 +528,20 @@ async def serve(plan: JobPlan, listen: str, announce: TextIO | None = None, secu
     kept = open_checkpoints(plan.checkpoint_location)
     plan = plan.model_copy(update={"owner": kept.owner})
     with kept.sole_use() if plan.mode == "train" else contextlib.nullcontext():
-        start = resume.prepare(plan, kept)
+        start = resume.prepare_start(plan, kept)
         return await _serve(plan, listen, announce, security, kept, start)
 
 
 async def _serve(
-    plan: JobPlan, listen: str, announce: TextIO | None, security: Security, kept: Checkpoints, start: resume.Start
+    plan: JobPlan, listen: str, announce: TextIO | None, security: Security, kept: Checkpoints, start: resume.StartPoint
 ) -> int:
     if (damage := put_damaged_aside(plan.journal)) is not None:
         start = dataclasses.replace(start, notes=(*start.notes, damage))
     records = resume.read_journal(plan.journal)
     journal = Journal(plan.journal)
     _begin_journal(journal, plan, start, records)
-    incarnation = _last_incarnation(records, start)
-    service = CoordinatorService(plan, journal, kept, start, incarnation)
+    attempt = _last_attempt(records, start)
+    service = CoordinatorService(plan, journal, kept, start, attempt)
     server = security.server()
     pb_grpc.add_CoordinatorServicer_to_server(service, server)
     health_service = health.aio.HealthServicer()
@@ -600,10 +603,10 @@ def main(arguments: list[str] | None = None) -> int:
         return asyncio.run(serve(plan, options.listen, announce))
     except (SecurityError, WebSecurityError, ValueError) as error:
         structlog.get_logger().error(str(error), role="coordinator")
-        return EXIT_FIX_JOB
+        return EX_USAGE
     except (OSError, DirectoryBusyError) as error:
         structlog.get_logger().error(str(error), role="coordinator")
-        return EXIT_RETRY
+        return EX_TEMPFAIL
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """The coordinator's decisions as a pure state machine: events and the time go in, actions come out. No gRPC, no clock.
 
-Seats and incarnations. A job has S server seats and T trainer seats; an agent that joins takes one. As soon as every
-seat's agent is there and has no child, an *incarnation* opens: servers start, and when all are ready, the trainers.
+Membership and attempts. A job has S server members and T trainer members; an agent that joins takes one. As soon as every
+member's agent is there and has no worker, an *attempt* opens: servers start, and when all are ready, the trainers.
 
-    GATHERING -> SERVERS -> TRAINERS -> RUNNING -> DRAINING -> OVER       every trainer has left with code 0
+    RENDEZVOUS -> SERVERS -> TRAINERS -> RUNNING -> DRAINING -> OVER       every trainer has left with code 0
                     |           |          |--> STOPPING -> DRAINING -> OVER        someone asked for an ordered stop
-                    +-----------+----------+--> HALTING -> GATHERING (after a pause) or OVER      something was lost
+                    +-----------+----------+--> ABORTING -> RENDEZVOUS (after a pause) or OVER      something was lost
 
-In HALTING every child is ended; what is heard meanwhile helps to tell the cause from its consequences (causes.py).
+In ABORTING every worker is ended; what is heard meanwhile helps to tell the cause from its consequences (causes.py).
 """
 
 from __future__ import annotations
@@ -19,70 +19,70 @@ from dataclasses import replace
 from typing import Any
 
 from paddlewheel.trainer.coordinator import failure_causes
-from paddlewheel.trainer.coordinator.failure_causes import IN_ORDER, Cause, Causes, Weight
-from paddlewheel.trainer.coordinator.members import ChildState, Seat, Seats
+from paddlewheel.trainer.coordinator.failure_causes import IN_ORDER, Cause, FailureAnalysis, Severity
+from paddlewheel.trainer.coordinator.members import Member, Membership, WorkerState
 from paddlewheel.trainer.coordinator.messages import (
     Action,
     Available,
     CheckpointAsked,
     CheckpointDone,
-    ChildExited,
-    ChildReady,
-    ChildSaid,
-    ChildStarted,
-    Drop,
+    CloseSession,
+    CommitFinished,
     Event,
     Examine,
     Examined,
     Finish,
-    Heard,
-    HostAnswered,
+    Heartbeat,
+    HostResponse,
+    JobFinished,
     Joined,
     Leaving,
     Left,
     Outbox,
     Outcome,
-    Over,
     Refuse,
     Role,
-    Settled,
-    StartChild,
-    StopChild,
+    SendToWorker,
+    StartWorker,
     StopRequested,
-    TellChild,
+    StopWorker,
     Tick,
     Welcome,
+    WorkerEvent,
+    WorkerExited,
+    WorkerReady,
+    WorkerStarted,
 )
 from paddlewheel.trainer.coordinator.plan import JobPlan
-from paddlewheel.trainer.coordinator.resume import Start
+from paddlewheel.trainer.coordinator.resume import StartPoint
 from paddlewheel.trainer.coordinator.trainer_requests import CheckpointState, Requests
-from paddlewheel.trainer.job.exit_codes import EXIT_DONE, EXIT_FIX_JOB, EXIT_RETRY, describe_exit
+from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_DONE, describe_exit
 
 
 class Phase(str, enum.Enum):
     """Where the job stands; see the module's picture."""
 
-    GATHERING = "gathering"
+    RENDEZVOUS = "rendezvous"
     SERVERS = "starting servers"
     TRAINERS = "starting trainers"
     RUNNING = "running"
     STOPPING = "stopping"
     DRAINING = "draining"
-    HALTING = "halting"
+    ABORTING = "aborting"
     OVER = "over"
 
     def __str__(self) -> str:
         return self.value
 
 
-class Control:
+class JobStateMachine:
     """Decides everything about one job. `handle` is the only way in; the public attributes are for the status.
 
     Args:
         plan: the job.
         now: seconds of the clock that `handle` is told.
         start: where training begins.
-        incarnation: of the run before; its numbers are not used again.
+        attempt: of the run before; its numbers are not used again.
         version: of paddlewheel, which agents must have too; None: theirs does not matter.
     """
 
@@ -90,27 +90,27 @@ class Control:
         self,
         plan: JobPlan,
         now: float,
-        start: Start | None = None,
-        incarnation: int = 0,
+        start: StartPoint | None = None,
+        attempt: int = 0,
         version: str | None = None,
     ) -> None:
         self.plan = plan
         self._version = version
         self.limits = plan.control
-        self.seats = Seats(plan.num_servers, plan.num_trainers)
-        self.phase = Phase.GATHERING
-        self.incarnation = incarnation
+        self.members = Membership(plan.num_servers, plan.num_trainers)
+        self.phase = Phase.RENDEZVOUS
+        self.attempt = attempt
         self.num_restarts = 0
         self.result: dict[str, Any] | None = None
         self.outcome: Outcome | None = None
         self._outbox = Outbox()
-        self._requests = Requests(plan, self.seats, self._outbox, start or Start(), now)
-        self._load_seconds: float | None = None  # of this incarnation's restore
+        self._requests = Requests(plan, self.members, self._outbox, start or StartPoint(), now)
+        self._load_seconds: float | None = None  # of this attempt's restore
         self._since = now  # when the phase began
-        self._not_before = now  # end of the pause before the next incarnation
+        self._not_before = now  # end of the pause before the next attempt
         self._num_fruitless = 0  # restarts in a row without a checkpoint of more rows than it began with
-        self._rows_at_start = 0  # of the checkpoint that this incarnation began with
-        self._causes = Causes()
+        self._rows_at_start = 0  # of the checkpoint that this attempt began with
+        self._causes = FailureAnalysis()
         self._stop: StopRequested | None = None
         self._doubt: Cause | None = None  # while the checkpoint is looked at that could not be restored
         self._last_tick = now
@@ -123,17 +123,17 @@ class Control:
         if self.phase is Phase.OVER:
             self._handle_after_the_end(event)
         else:
-            seat = self.seats.of_session(getattr(event, "session", None))
-            if seat is not None:
-                seat.heard_at = now
-            self._dispatch(event, seat, now)
+            member = self.members.of_session(getattr(event, "session", None))
+            if member is not None:
+                member.heard_at = now
+            self._dispatch(event, member, now)
             self._advance(now)
         return self._outbox.take()
 
     @property
     def progress(self) -> dict[str, Any]:
         """Trainer 0's last progress event."""
-        return self.seats.first_trainer.progress
+        return self.members.first_trainer.progress
 
     @property
     def checkpoint(self) -> CheckpointState:
@@ -148,7 +148,7 @@ class Control:
 
     # -- events
 
-    def _dispatch(self, event: Event, seat: Seat | None, now: float) -> None:  # noqa: C901, PLR0912 -- one line for each event
+    def _dispatch(self, event: Event, member: Member | None, now: float) -> None:  # noqa: C901, PLR0912 -- one line for each event
         match event:
             case Joined():
                 self._join(event, now)
@@ -156,41 +156,41 @@ class Control:
                 self._request_stop(event, now)
             case CheckpointAsked():
                 self._ask_for_checkpoint()
-            case Settled():
+            case CommitFinished():
                 self._settled(event, now)
             case Examined():
                 self._examined(event, now)
             case Tick():
                 self._watch(now)
-            case _ if seat is None:
-                pass  # a session without a seat: refused, dropped, or replaced
+            case _ if member is None:
+                pass  # a session without a member: refused, dropped, or replaced
             case Left():
-                self._lose(seat, "lost its agent (the connection broke)", now)
+                self._lose(member, "lost its agent (the connection broke)", now)
             case Leaving(signal=number):
                 self._request_stop(
-                    StopRequested(f"{seat.member} was sent {signal.Signals(number).name}", 128 + number), now
+                    StopRequested(f"{member.role_rank} was sent {signal.Signals(number).name}", 128 + number), now
                 )
             case Available(port=port):
-                seat.port, seat.available, seat.child_pid = port, True, 0
-            case Heard():
-                seat.hear(event)
-                if seat.num_stopped_heartbeats == 2 and seat.has_child:
-                    self._fail(Cause(Weight.LOSS, "is stopped (SIGSTOP or a debugger)", seat.member), now)
-            case ChildStarted() | ChildReady() | ChildSaid() | ChildExited() | HostAnswered() if (
-                event.incarnation != self.incarnation
+                member.port, member.available, member.worker_pid = port, True, 0
+            case Heartbeat():
+                member.hear(event)
+                if member.num_stopped_heartbeats == 2 and member.has_worker:
+                    self._fail(Cause(Severity.LOSS, "is stopped (SIGSTOP or a debugger)", member.role_rank), now)
+            case WorkerStarted() | WorkerReady() | WorkerEvent() | WorkerExited() | HostResponse() if (
+                event.attempt != self.attempt
             ):
                 pass
-            case HostAnswered(answer=answer):
-                self._requests.take_host_answer(seat, answer)
-            case ChildStarted(pid=pid):
-                seat.child_pid = pid
-            case ChildReady(identity=identity):
-                seat.identity = identity
-                seat.child_ready(now)
-            case ChildSaid(event=said):
-                self._child_said(seat, said, now)
-            case ChildExited():
-                self._child_exited(seat, event, now)
+            case HostResponse(answer=answer):
+                self._requests.take_host_response(member, answer)
+            case WorkerStarted(pid=pid):
+                member.worker_pid = pid
+            case WorkerReady(identity=identity):
+                member.identity = identity
+                member.worker_ready(now)
+            case WorkerEvent(event=said):
+                self._worker_event(member, said, now)
+            case WorkerExited():
+                self._worker_exited(member, event, now)
 
     def _join(self, event: Joined, now: float) -> None:
         if self._version is not None and event.version != self._version:
@@ -198,171 +198,177 @@ class Control:
                 f"its paddlewheel is {event.version or 'of an unknown version'}, the coordinator's {self._version}:"
                 " install the same version on every machine of the job"
             )
-            self._note("error", f"a {event.role} on {event.host} gets no seat: {reason}")
-            self._do(Refuse(event.session, reason, EXIT_FIX_JOB))
+            self._note("error", f"a {event.role} on {event.host} gets no member: {reason}")
+            self._do(Refuse(event.session, reason, EX_USAGE))
             return
-        seat = self.seats.place(event, now)
-        if isinstance(seat, Refuse):
-            self._do(seat)
+        member = self.members.place(event, now)
+        if isinstance(member, Refuse):
+            self._do(member)
             return
-        self._do(Welcome(event.session, seat.member.rank))
-        self._note("debug", f"{seat.member} is there: process {event.pid} on {event.host}")
+        self._do(Welcome(event.session, member.role_rank.rank))
+        self._note("debug", f"{member.role_rank} is there: process {event.pid} on {event.host}")
 
-    def _child_said(self, seat: Seat, said: dict[str, Any], now: float) -> None:
+    def _worker_event(self, member: Member, said: dict[str, Any], now: float) -> None:
         kind = said.get("event")
         if kind == "ready":
-            if seat is self.seats.first_trainer:
+            if member is self.members.first_trainer:
                 self._load_seconds = said.get("load_seconds")
-            seat.child_ready(now)
+            member.worker_ready(now)
         elif kind == "progress":
-            seat.take_progress(said, now)
+            member.take_progress(said, now)
         elif kind == "phase":
-            seat.child_phase, seat.moved_at = str(said.get("phase", "")), now
+            member.worker_phase, member.moved_at = str(said.get("phase", "")), now
         elif kind == "result":
-            seat.moved_at = now
-            if seat.member.rank == 0:
+            member.moved_at = now
+            if member.role_rank.rank == 0:
                 self.result = said
         elif kind == "error":
-            self._fail(failure_causes.of_error(seat, said), now)
+            self._fail(failure_causes.of_error(member, said), now)
         elif kind == "signal" and not said.get("asked"):
-            self._signalled(seat, str(said.get("signal")), now)
+            self._signalled(member, str(said.get("signal")), now)
         elif kind in {"day", "boundary"}:
-            seat.moved_at = now
-            record = {**said, "what": kind, "incarnation": self.incarnation}
+            member.moved_at = now
+            record = {**said, "what": kind, "attempt": self.attempt}
             del record["event"]
             self._note("info", _sentence_of_day(said) if kind == "day" else _sentence_of_boundary(said), record)
         elif kind == "log":
             level = str(said.get("level", "info"))
-            self._note(level, f"{seat.member}: {said.get('message', '')}")
+            self._note(level, f"{member.role_rank}: {said.get('message', '')}")
         elif kind == "request":
-            seat.moved_at = now
-            if self.phase is not Phase.HALTING:  # its child, about to be ended, would report a refusal as an error
-                self._end_if(self._requests.answer(seat, said, now), now)
+            member.moved_at = now
+            if self.phase is not Phase.ABORTING:  # its worker, about to be ended, would report a refusal as an error
+                self._end_if(self._requests.answer(member, said, now), now)
 
-    def _signalled(self, seat: Seat, name: str, now: float) -> None:
+    def _signalled(self, member: Member, name: str, now: float) -> None:
         """Somebody but its agent told a server to stop. It will end in order, which tells nothing of why."""
-        cause = Cause(Weight.LOSS, f"was sent {name} by somebody, and stopped", seat.member)
-        if self.phase is Phase.HALTING:
+        cause = Cause(Severity.LOSS, f"was sent {name} by somebody, and stopped", member.role_rank)
+        if self.phase is Phase.ABORTING:
             self._causes.add(cause)
         elif self.phase not in {Phase.STOPPING, Phase.DRAINING} and self.result is None:
             self._fail(cause, now)
 
-    def _settled(self, event: Settled, now: float) -> None:
+    def _settled(self, event: CommitFinished, now: float) -> None:
         if not event.error and event.commit.cursor.body["rows"] > self._rows_at_start:
             self._num_fruitless = 0
         cause = self._requests.settle(event, now)
-        if self.phase is not Phase.HALTING:
+        if self.phase is not Phase.ABORTING:
             self._end_if(cause, now)
 
     def _ask_for_checkpoint(self) -> None:
-        doing = self.seats.first_trainer.child_phase
+        doing = self.members.first_trainer.worker_phase
         if self.plan.mode != "train" or self.phase is not Phase.RUNNING or doing == "evaluating":
             self._do(CheckpointDone(error=f"the job is not training (it is {doing or self.phase})"))
         else:
             self._requests.ask_for_checkpoint()
 
-    def _child_exited(self, seat: Seat, event: ChildExited, now: float) -> None:
-        seat.child = ChildState.ENDED
+    def _worker_exited(self, member: Member, event: WorkerExited, now: float) -> None:
+        member.worker = WorkerState.ENDED
         in_order = event.code in IN_ORDER
-        if self.phase is Phase.HALTING:
-            has_spoken = self._causes.has_heard_of(seat.member)  # its end then tells nothing new
-            if not event.expected and not has_spoken and (not in_order or seat.member.role is Role.PSERVER):
-                self._causes.add(failure_causes.of_exit(seat, event))
-            self._causes.add_detail(seat.member, event.log_tail)
-        elif seat.member.role is Role.TRAINER:
+        if self.phase is Phase.ABORTING:
+            has_spoken = self._causes.has_heard_of(member.role_rank)  # its end then tells nothing new
+            if not event.expected and not has_spoken and (not in_order or member.role_rank.role is Role.PSERVER):
+                self._causes.add(failure_causes.of_exit(member, event))
+            self._causes.add_detail(member.role_rank, event.log_tail)
+        elif member.role_rank.role is Role.TRAINER:
             leaving = self.phase in {Phase.STOPPING, Phase.DRAINING}
             if (
                 event.code == EXIT_DONE
                 and self.phase is Phase.RUNNING
-                and seat.member.rank == 0
+                and member.role_rank.rank == 0
                 and self.result is None
             ):
-                self._fail(Cause(Weight.CRASH, "ended without a result", seat.member, event.log_tail), now)
+                self._fail(Cause(Severity.CRASH, "ended without a result", member.role_rank, event.log_tail), now)
             elif not (leaving and (in_order or event.expected)) and event.code != EXIT_DONE:
-                self._fail(failure_causes.of_exit(seat, event), now)
+                self._fail(failure_causes.of_exit(member, event), now)
             elif self.phase in {Phase.SERVERS, Phase.TRAINERS}:
-                self._fail(Cause(Weight.CRASH, "ended before it was ready", seat.member, event.log_tail), now)
+                self._fail(Cause(Severity.CRASH, "ended before it was ready", member.role_rank, event.log_tail), now)
         elif self.phase is Phase.DRAINING:
             if not in_order and not event.expected:
                 self._note(
-                    "warning", f"{seat.member} {describe_exit(event.code)} when it was to stop; training was over"
+                    "warning", f"{member.role_rank} {describe_exit(event.code)} when it was to stop; training was over"
                 )
         elif in_order and self.result is not None:
             pass  # stopped by a trainer at the end of its work
         elif not in_order or self.phase is not Phase.STOPPING:
-            self._fail(failure_causes.of_exit(seat, event), now)
+            self._fail(failure_causes.of_exit(member, event), now)
 
     def _request_stop(self, request: StopRequested, now: float) -> None:
-        if self._stop is not None or self.phase in {Phase.DRAINING, Phase.HALTING}:
+        if self._stop is not None or self.phase in {Phase.DRAINING, Phase.ABORTING}:
             self._stop = self._stop or request
             return
         self._stop = request
         self._note("warning", f"stopping the job: {request.reason}", {"what": "stop", "reason": request.reason})
         if self.phase is Phase.RUNNING:
             self._enter(Phase.STOPPING, now)
-            for seat in self.seats.of(Role.TRAINER):
-                if seat.has_child:
+            for member in self.members.of(Role.TRAINER):
+                if member.has_worker:
                     line = {"command": "stop", "checkpoint": self.plan.mode == "train"}
-                    self._do(TellChild(seat.agent, self.incarnation, line))
+                    self._do(SendToWorker(member.agent, self.attempt, line))
         else:
-            self._halt(now)
+            self._abort(now)
 
     # -- time
 
     def _watch(self, now: float) -> None:
         pause = now - self._last_tick
         self._last_tick = now
-        if pause > self.limits.silence_seconds / 2:
+        if pause > self.limits.heartbeat_timeout_seconds / 2:
             # It was the coordinator that slept (stopped, or the machine was): nobody could be heard meanwhile.
-            for seat in self.seats.values():
-                seat.heard_at += pause
-                seat.moved_at += pause
-        for seat in self.seats.values():
-            if seat.session is not None and now - seat.heard_at > self.limits.silence_seconds:
-                self._do(Drop(seat.session))
-                self._lose(seat, f"sent no heartbeat for {self.limits.silence_seconds:g} s", now)
+            for member in self.members.values():
+                member.heard_at += pause
+                member.moved_at += pause
+        for member in self.members.values():
+            if member.session is not None and now - member.heard_at > self.limits.heartbeat_timeout_seconds:
+                self._do(CloseSession(member.session))
+                self._lose(member, f"sent no heartbeat for {self.limits.heartbeat_timeout_seconds:g} s", now)
         if self.phase in {Phase.SERVERS, Phase.TRAINERS, Phase.RUNNING}:
-            for seat in self.seats.values():
+            for member in self.members.values():
                 training = self.phase is Phase.RUNNING
-                self._end_if(failure_causes.of_delay(seat, self.seats, self.limits, now, training=training), now)
+                self._end_if(failure_causes.of_delay(member, self.members, self.limits, now, training=training), now)
         if (
             self.phase is Phase.RUNNING
-            and self.seats.first_trainer.child_phase != "evaluating"
+            and self.members.first_trainer.worker_phase != "evaluating"
             and self._requests.is_due(now)
         ):
             self._ask_for_checkpoint()
-        if self.phase is Phase.GATHERING and now - max(self._since, self._not_before) > self.limits.gather_seconds:
-            missing = ", ".join(str(m) for m, seat in self.seats.items() if not seat.available)
+        if (
+            self.phase is Phase.RENDEZVOUS
+            and now - max(self._since, self._not_before) > self.limits.rendezvous_timeout_seconds
+        ):
+            missing = ", ".join(str(m) for m, member in self.members.items() if not member.available)
             self._fail(
-                Cause(Weight.LOSS, f"not all roles came within {self.limits.gather_seconds:g} s; missing: {missing}"),
+                Cause(
+                    Severity.LOSS,
+                    f"not all roles came within {self.limits.rendezvous_timeout_seconds:g} s; missing: {missing}",
+                ),
                 now,
             )
 
-    def _lose(self, seat: Seat, how: str, now: float) -> None:
-        had_child = seat.has_child
-        seat.lose_agent()
-        if self.phase is Phase.GATHERING or (not had_child and self.phase in {Phase.DRAINING, Phase.STOPPING}):
-            self._note("warning", f"{seat.member} {how}")
+    def _lose(self, member: Member, how: str, now: float) -> None:
+        had_worker = member.has_worker
+        member.lose_agent()
+        if self.phase is Phase.RENDEZVOUS or (not had_worker and self.phase in {Phase.DRAINING, Phase.STOPPING}):
+            self._note("warning", f"{member.role_rank} {how}")
         elif self.phase is Phase.DRAINING:
-            self._note("warning", f"{seat.member} {how}; training was over")
-        elif self.phase is Phase.HALTING:
-            if had_child:
-                self._causes.add(Cause(Weight.LOSS, how, seat.member))
+            self._note("warning", f"{member.role_rank} {how}; training was over")
+        elif self.phase is Phase.ABORTING:
+            if had_worker:
+                self._causes.add(Cause(Severity.LOSS, how, member.role_rank))
         else:
-            self._fail(Cause(Weight.LOSS, how, seat.member), now)
+            self._fail(Cause(Severity.LOSS, how, member.role_rank), now)
 
     # -- transitions
 
     def _advance(self, now: float) -> None:
         """Moves on from the phase if it is complete or its time is up; more than once if need be."""
         steps = {
-            Phase.GATHERING: self._leave_gathering,
+            Phase.RENDEZVOUS: self._leave_gathering,
             Phase.SERVERS: self._leave_servers,
             Phase.TRAINERS: self._leave_trainers,
             Phase.RUNNING: self._leave_running,
             Phase.STOPPING: self._leave_stopping,
             Phase.DRAINING: self._leave_draining,
-            Phase.HALTING: self._leave_halting,
+            Phase.ABORTING: self._leave_halting,
         }
         before: Phase | None = None
         while before is not self.phase and self.phase is not Phase.OVER:
@@ -373,37 +379,37 @@ class Control:
         if (
             now >= self._not_before
             and not self._requests.is_committing
-            and all(seat.available for seat in self.seats.values())
+            and all(member.available for member in self.members.values())
         ):
             self._open(now)
 
     def _leave_servers(self, now: float) -> None:
-        if all(seat.child is ChildState.READY for seat in self.seats.of(Role.PSERVER)):
+        if all(member.worker is WorkerState.READY for member in self.members.of(Role.PSERVER)):
             self._start_trainers(now)
 
     def _leave_trainers(self, now: float) -> None:
-        if all(seat.child is ChildState.READY for seat in self.seats.of(Role.TRAINER)):
+        if all(member.worker is WorkerState.READY for member in self.members.of(Role.TRAINER)):
             self._enter(Phase.RUNNING, now)
-            for seat in self.seats.of(Role.TRAINER):
-                seat.moved_at = now
+            for member in self.members.of(Role.TRAINER):
+                member.moved_at = now
             self._requests.plan_next_checkpoint(now)
-            record = {"what": "running", "incarnation": self.incarnation, "load_seconds": self._load_seconds}
+            record = {"what": "running", "attempt": self.attempt, "load_seconds": self._load_seconds}
             self._note("info", f"all {self.plan.num_trainers} trainers are ready", record)
 
     def _leave_running(self, now: float) -> None:
-        if all(seat.child is ChildState.ENDED for seat in self.seats.of(Role.TRAINER)):
+        if all(member.worker is WorkerState.ENDED for member in self.members.of(Role.TRAINER)):
             self._drain(now)
 
     def _leave_stopping(self, now: float) -> None:
-        late = [str(seat.member) for seat in self.seats.of(Role.TRAINER) if seat.has_child]
+        late = [str(member.role_rank) for member in self.members.of(Role.TRAINER) if member.has_worker]
         if not late:
             self._drain(now)
             return
-        saving_seconds = self.limits.stop_save_seconds if self._requests.is_saving else 0
+        saving_seconds = self.limits.final_checkpoint_timeout_seconds if self._requests.is_saving else 0
         if now - self._since > self.limits.stop_seconds + saving_seconds:
             limit = f"{now - self._since:.0f} s"
             self._note("warning", f"{', '.join(late)} did not stop within {limit} and will be killed")
-            self._halt(now)
+            self._abort(now)
 
     def _leave_draining(self, now: float) -> None:
         if self._all_gone(now, self.limits.drain_seconds):
@@ -411,14 +417,14 @@ class Control:
             self._finish(Outcome(stop.exit_code, stop.reason) if stop else Outcome(EXIT_DONE))
 
     def _leave_halting(self, now: float) -> None:
-        if self._doubt is None and self._all_gone(now, self.limits.halt_seconds):
+        if self._doubt is None and self._all_gone(now, self.limits.kill_grace_seconds):
             self._settle(now)
 
     def _open(self, now: float) -> None:
-        self.incarnation += 1
-        self._causes = Causes()
+        self.attempt += 1
+        self._causes = FailureAnalysis()
         self.result = None
-        self._requests.begin(self.incarnation)
+        self._requests.begin(self.attempt)
         self._rows_at_start = self._requests.starting_point["rows"]
         self._enter(Phase.SERVERS, now)
         restore = self._requests.restore
@@ -426,90 +432,90 @@ class Control:
         num_servers, num_trainers = self.plan.num_servers, self.plan.num_trainers
         self._note(
             "info",
-            f"incarnation {self.incarnation} begins: {num_servers} servers, {num_trainers} trainers{restored}",
+            f"attempt {self.attempt} begins: {num_servers} servers, {num_trainers} trainers{restored}",
             {
-                "what": "incarnation",
-                "incarnation": self.incarnation,
+                "what": "attempt",
+                "attempt": self.attempt,
                 **self._requests.starting_point,
                 "num_servers": num_servers,
                 "num_trainers": num_trainers,
             },
         )
-        for seat in self.seats.values():
-            seat.progress = {}
-        endpoints = self.seats.server_endpoints
-        for seat in self.seats.of(Role.PSERVER):
-            self._start(seat, self.plan.server_spec(endpoints, seat.member.rank, self.incarnation, restore), now)
+        for member in self.members.values():
+            member.progress = {}
+        endpoints = self.members.server_endpoints
+        for member in self.members.of(Role.PSERVER):
+            self._start(member, self.plan.server_spec(endpoints, member.role_rank.rank, self.attempt, restore), now)
 
     def _start_trainers(self, now: float) -> None:
         self._enter(Phase.TRAINERS, now)
         self._note("info", f"all {self.plan.num_servers} servers are ready")
-        endpoints, first = self.seats.server_endpoints, self.seats.first_trainer
+        endpoints, first = self.members.server_endpoints, self.members.first_trainer
         restore = self._requests.restore
         store = f"{first.host}:{first.port}"
-        identities = [seat.identity for seat in self.seats.of(Role.PSERVER)]
-        for seat in self.seats.of(Role.TRAINER):
-            spec = self.plan.trainer_spec(endpoints, store, seat.member.rank, self.incarnation, restore)
+        identities = [member.identity for member in self.members.of(Role.PSERVER)]
+        for member in self.members.of(Role.TRAINER):
+            spec = self.plan.trainer_spec(endpoints, store, member.role_rank.rank, self.attempt, restore)
             spec["server_identities"] = identities
-            self._start(seat, spec, now)
+            self._start(member, spec, now)
 
-    def _start(self, seat: Seat, spec: dict[str, Any], now: float) -> None:
-        seat.start_child(now)
-        self._do(StartChild(seat.agent, self.incarnation, spec))
+    def _start(self, member: Member, spec: dict[str, Any], now: float) -> None:
+        member.start_worker(now)
+        self._do(StartWorker(member.agent, self.attempt, spec))
 
     def _drain(self, now: float) -> None:
         self._enter(Phase.DRAINING, now)
-        for seat in self.seats.values():
-            if seat.has_child:
-                self._do(StopChild(seat.agent, self.incarnation, self.limits.drain_seconds))
+        for member in self.members.values():
+            if member.has_worker:
+                self._do(StopWorker(member.agent, self.attempt, self.limits.drain_seconds))
 
     def _fail(self, cause: Cause, now: float) -> None:
-        if self.phase is not Phase.HALTING:
+        if self.phase is not Phase.ABORTING:
             self._note("error", cause.sentence)
         self._causes.add(cause)
-        self._halt(now)
+        self._abort(now)
 
     def _end_if(self, cause: Cause | None, now: float) -> None:
         if cause is not None:
             self._fail(cause, now)
 
-    def _halt(self, now: float) -> None:
-        if self.phase is Phase.HALTING:
+    def _abort(self, now: float) -> None:
+        if self.phase is Phase.ABORTING:
             return
-        self._enter(Phase.HALTING, now)
+        self._enter(Phase.ABORTING, now)
         self._requests.lose()
-        for seat in self.seats.values():
-            if seat.has_child:
-                self._do(StopChild(seat.agent, self.incarnation, self.limits.halt_seconds))
+        for member in self.members.values():
+            if member.has_worker:
+                self._do(StopWorker(member.agent, self.attempt, self.limits.kill_grace_seconds))
 
     def _all_gone(self, now: float, grace_seconds: float) -> bool:
-        """Whether no child is left. An agent that has not ended its child well after the grace is lost."""
-        if now - self._since > grace_seconds + self.limits.silence_seconds:
-            for seat in self.seats.values():
-                if seat.session is not None and seat.has_child:
-                    self._do(Drop(seat.session))
-                    self._lose(seat, "did not end its child when told to", now)
-        return not self._requests.is_committing and not any(seat.has_child for seat in self.seats.values())
+        """Whether no worker is left. An agent that has not ended its worker well after the grace is lost."""
+        if now - self._since > grace_seconds + self.limits.heartbeat_timeout_seconds:
+            for member in self.members.values():
+                if member.session is not None and member.has_worker:
+                    self._do(CloseSession(member.session))
+                    self._lose(member, "did not end its worker when told to", now)
+        return not self._requests.is_committing and not any(member.has_worker for member in self.members.values())
 
     def _settle(self, now: float) -> None:
-        """After HALTING: says why, and decides whether to start again."""
+        """After ABORTING: says why, and decides whether to start again."""
         cause = self._causes.best
         if self._stop is not None:
             detail = f"{cause.sentence}\n{cause.detail}".strip() if cause else ""
             self._finish(Outcome(self._stop.exit_code, self._stop.reason, detail=detail))
             return
         assert cause is not None, "halted without a cause"
-        culprit = str(cause.member) if cause.member else ""
+        failed_role = str(cause.role_rank) if cause.role_rank else ""
         record = {
             "what": "lost",
-            "incarnation": self.incarnation,
-            "culprit": culprit,
+            "attempt": self.attempt,
+            "failed_role": failed_role,
             "cause": cause.sentence,
             "halting_seconds": now - self._since,
             "step": self.progress.get("step", 0),
             "rows": self.progress.get("rows", 0),
         }
-        self._note("debug", f"incarnation {self.incarnation} is lost: {cause.sentence}", record)
+        self._note("debug", f"attempt {self.attempt} is lost: {cause.sentence}", record)
         restore = self._requests.restore
         if cause.of_restore and self.plan.mode == "train" and restore is not None:
             self._doubt = cause
@@ -528,19 +534,19 @@ class Control:
             cause = replace(cause, text=f"{cause.text}; {event.refusal}")
         elif event.error:
             self._note("warning", f"{self._requests.restore} cannot be looked at: {event.error}")
-            cause = replace(cause, weight=Weight.LOSS)
+            cause = replace(cause, weight=Severity.LOSS)
         elif event.start.path != self._requests.restore:
             self._requests.go_back(event.start, now)
-            cause = replace(cause, weight=Weight.LOSS)
+            cause = replace(cause, weight=Severity.LOSS)
         self._go_on_or_end(cause, now)
 
     def _go_on_or_end(self, cause: Cause, now: float) -> None:
-        culprit = str(cause.member) if cause.member else ""
-        if cause.weight is Weight.FIX_JOB:
-            self._finish(Outcome(EXIT_FIX_JOB, cause.sentence, culprit, cause.detail))
+        failed_role = str(cause.role_rank) if cause.role_rank else ""
+        if cause.weight is Severity.FIX_JOB:
+            self._finish(Outcome(EX_USAGE, cause.sentence, failed_role, cause.detail))
         elif self._num_fruitless >= self.limits.max_restarts:
             again = f" (after {self.num_restarts} restarts)" if self.num_restarts else ""
-            self._finish(Outcome(EXIT_RETRY, cause.sentence + again, culprit, cause.detail))
+            self._finish(Outcome(EX_TEMPFAIL, cause.sentence + again, failed_role, cause.detail))
         else:
             doubled = math.pow(2, min(self._num_fruitless, 64))  # of a thousand there is no float
             pause = min(self.limits.backoff_seconds * doubled, self.limits.max_backoff_seconds)
@@ -549,19 +555,19 @@ class Control:
             self._not_before = now + pause
             self._note(
                 "warning",
-                f"incarnation {self.incarnation} is lost ({cause.sentence}); starting again in {pause:g} s"
+                f"attempt {self.attempt} is lost ({cause.sentence}); starting again in {pause:g} s"
                 f" (restart {self._num_fruitless} of {self.limits.max_restarts} in a row)",
             )
-            self._enter(Phase.GATHERING, now)
+            self._enter(Phase.RENDEZVOUS, now)
 
     def _finish(self, outcome: Outcome) -> None:
         self._requests.end()
         self.phase = Phase.OVER
         self.outcome = outcome
-        for seat in self.seats.values():
-            if seat.session is not None:
-                self._do(Finish(seat.session, outcome.exit_code, outcome.cause))
-        self._do(Over(outcome))
+        for member in self.members.values():
+            if member.session is not None:
+                self._do(Finish(member.session, outcome.exit_code, outcome.cause))
+        self._do(JobFinished(outcome))
 
     def _handle_after_the_end(self, event: Event) -> None:
         assert self.outcome is not None
@@ -570,9 +576,9 @@ class Control:
         elif isinstance(event, CheckpointAsked):
             self._do(CheckpointDone(error="the job is over"))
         elif isinstance(event, Left):
-            seat = self.seats.of_session(event.session)
-            if seat is not None:
-                seat.session = None
+            member = self.members.of_session(event.session)
+            if member is not None:
+                member.session = None
 
     # -- small things
 

@@ -1,7 +1,7 @@
 """What trainers ask the coordinator for, and what becomes of it: epochs, leases, and checkpoints from cursor to commit.
 
-It holds the books (lineage.py) and knows what is saved. It says when an incarnation cannot go on; ending it is for
-`state.Control`.
+It holds the books (lineage.py) and knows what is saved. It says when an attempt cannot go on; ending it is for
+`state.JobStateMachine`.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paddlewheel.trainer.coordinator.failure_causes import Cause, Weight
-from paddlewheel.trainer.coordinator.members import Seat, Seats
+from paddlewheel.trainer.coordinator.failure_causes import Cause, Severity
+from paddlewheel.trainer.coordinator.members import Member, Membership
 from paddlewheel.trainer.coordinator.messages import (
-    AskHost,
     CheckpointDone,
     Commit,
+    CommitFinished,
     Discard,
-    Member,
+    HostRequest,
     Outbox,
     Role,
-    Settled,
-    TellChild,
+    RoleRank,
+    SendToWorker,
 )
 from paddlewheel.trainer.coordinator.plan import JobPlan
-from paddlewheel.trainer.coordinator.resume import Start, identity
-from paddlewheel.trainer.coordinator.row_ledger import Lineage, LineageError, runs_of
+from paddlewheel.trainer.coordinator.resume import StartPoint, identity
+from paddlewheel.trainer.coordinator.row_ledger import RowLedger, RowLedgerError, runs_of
 
 
 @dataclass
@@ -46,16 +46,16 @@ class Requests:
 
     Args:
         plan: the job.
-        seats: where answers go.
+        members: where answers go.
         outbox: takes the answers and orders.
         start: where training begins.
-        now: as of `Control`.
+        now: as of `JobStateMachine`.
     """
 
-    def __init__(self, plan: JobPlan, seats: Seats, outbox: Outbox, start: Start, now: float) -> None:
-        self._plan, self._seats, self._outbox = plan, seats, outbox
+    def __init__(self, plan: JobPlan, members: Membership, outbox: Outbox, start: StartPoint, now: float) -> None:
+        self._plan, self._members, self._outbox = plan, members, outbox
         self.restore = start.path or plan.restore
-        """Where the next incarnation begins: the newest checkpoint."""
+        """Where the next attempt begins: the newest checkpoint."""
         self.checkpoint = CheckpointState()
         if start.path and start.cursor:
             self.checkpoint = CheckpointState(step=start.cursor["step"], path=start.path, committed_at=now)
@@ -63,39 +63,39 @@ class Requests:
         if plan.days is not None:
             facts["days"] = list(plan.days)
         self._facts = facts
-        self._lineage = Lineage(plan.num_trainers, plan.num_epochs, start.cursor, facts)
-        self._incarnation = 0
+        self._lineage = RowLedger(plan.num_trainers, plan.num_epochs, start.cursor, facts)
+        self._attempt = 0
         self._asking: dict[int, Any] = {}  # the number of each trainer's request for the cursor that is under way
         self._hosts: tuple[Any, dict[int, dict[str, Any]]] | None = None  # request of trainer 0; answers by server
         self._committing: Commit | None = None
-        self._commit_request: tuple[int, Any] | None = None  # incarnation and number of trainer 0's request
+        self._commit_request: tuple[int, Any] | None = None  # attempt and number of trainer 0's request
         self._due_at: float | None = None
 
-    # -- an incarnation's begin and end
+    # -- an attempt's begin and end
 
-    def begin(self, incarnation: int) -> None:
-        """An incarnation begins; nobody finishes the drafts of the one before."""
-        self._incarnation = incarnation
-        if self._plan.mode == "train" and incarnation > 1:
-            self._outbox.do(Discard(f".step-*-incarnation-{incarnation - 1}-draft-*"))
-        self._lineage.begin(incarnation)
+    def begin(self, attempt: int) -> None:
+        """An attempt begins; nobody finishes the drafts of the one before."""
+        self._attempt = attempt
+        if self._plan.mode == "train" and attempt > 1:
+            self._outbox.do(Discard(f".step-*-attempt-{attempt - 1}-draft-*"))
+        self._lineage.begin(attempt)
         self._asking, self._hosts, self.checkpoint.state = {}, None, "idle"
 
-    def go_back(self, start: Start, now: float) -> None:
-        """The checkpoint to begin with was damaged: the next incarnation begins with another one, or with nothing."""
+    def go_back(self, start: StartPoint, now: float) -> None:
+        """The checkpoint to begin with was damaged: the next attempt begins with another one, or with nothing."""
         self.restore = start.path
         state = self.checkpoint
         state.step, state.path, state.committed_at = -1, "", 0.0
         if start.path and start.cursor:
             state.step, state.path, state.committed_at = start.cursor["step"], start.path, now
-        self._lineage = Lineage(self._plan.num_trainers, self._plan.num_epochs, start.cursor, self._facts)
+        self._lineage = RowLedger(self._plan.num_trainers, self._plan.num_epochs, start.cursor, self._facts)
         for note in start.notes:
             self._outbox.note("warning", note)
 
     def lose(self) -> None:
-        """The incarnation is lost. A commit that has begun is not."""
+        """The attempt is lost. A commit that has begun is not."""
         if self.checkpoint.state in {"asked", "saving"}:
-            error = f"incarnation {self._incarnation} was lost before it was saved"
+            error = f"attempt {self._attempt} was lost before it was saved"
             self._outbox.do(CheckpointDone(error=error))
         if self._committing is None:
             self.checkpoint.state = "idle"
@@ -113,12 +113,12 @@ class Requests:
 
     @property
     def is_committing(self) -> bool:
-        """Whether a commit is under way, which outlives its incarnation."""
+        """Whether a commit is under way, which outlives its attempt."""
         return self._committing is not None
 
     @property
     def starting_point(self) -> dict[str, Any]:
-        """For the journal: where the incarnation begins."""
+        """For the journal: where the attempt begins."""
         cursor = self._lineage.cursor
         return {
             "restore": self.restore,
@@ -142,53 +142,53 @@ class Requests:
 
     def ask_for_checkpoint(self) -> None:
         """Has the trainers save, unless they are at it."""
-        first = self._seats.first_trainer
-        if self.checkpoint.state == "idle" and first.has_child:
+        first = self._members.first_trainer
+        if self.checkpoint.state == "idle" and first.has_worker:
             self.checkpoint.state = "asked"
-            self._outbox.do(TellChild(first.agent, self._incarnation, {"command": "checkpoint"}))
+            self._outbox.do(SendToWorker(first.agent, self._attempt, {"command": "checkpoint"}))
 
     # -- requests
 
-    def answer(self, seat: Seat, said: dict[str, Any], now: float) -> Cause | None:
-        """Answers a request, now or when the others are as far; returns what ends the incarnation, if that does."""
+    def answer(self, member: Member, said: dict[str, Any], now: float) -> Cause | None:
+        """Answers a request, now or when the others are as far; returns what ends the attempt, if that does."""
         number = said.get("id")
         try:
-            if seat.member.role is not Role.TRAINER:
-                raise LineageError("only trainers ask")
+            if member.role_rank.role is not Role.TRAINER:
+                raise RowLedgerError("only trainers ask")
             match said.get("what"):
                 case "epoch":
-                    self._open_epoch(seat, said)
+                    self._open_epoch(member, said)
                 case "lease":
-                    self._reply(seat, number, slices=self._lineage.lease(seat.member.rank, int(said["epoch"])))
+                    self._reply(member, number, slices=self._lineage.lease(member.role_rank.rank, int(said["epoch"])))
                 case "cursor":
-                    self._take_report(seat, said)
+                    self._take_report(member, said)
                 case "hosts":
-                    self._ask_hosts(seat, said)
+                    self._ask_hosts(member, said)
                 case "commit":
-                    return self._begin_commit(seat, said, now)
+                    return self._begin_commit(member, said, now)
                 case what:
-                    raise LineageError(f"unknown request {what!r}")
-        except LineageError as error:
-            self._outbox.note("error", f"{seat.member}: {error}")
-            self._reply(seat, number, error=str(error), kind=error.kind)
+                    raise RowLedgerError(f"unknown request {what!r}")
+        except RowLedgerError as error:
+            self._outbox.note("error", f"{member.role_rank}: {error}")
+            self._reply(member, number, error=str(error), kind=error.kind)
         except (KeyError, TypeError, ValueError) as error:
-            self._outbox.note("error", f"{seat.member}: a request that cannot be read: {error!r}")
-            self._reply(seat, number, error=f"the request cannot be read: {error!r}", kind="runtime")
+            self._outbox.note("error", f"{member.role_rank}: a request that cannot be read: {error!r}")
+            self._reply(member, number, error=f"the request cannot be read: {error!r}", kind="runtime")
         return None
 
-    def take_host_answer(self, server: Seat, answer: dict[str, Any]) -> None:
+    def take_host_response(self, server: Member, answer: dict[str, Any]) -> None:
         """What the agent of a server has made of trainer 0's order; trainer 0 hears when all have answered."""
-        if self._hosts is None or server.member.role is not Role.PSERVER:
+        if self._hosts is None or server.role_rank.role is not Role.PSERVER:
             return
         number, answers = self._hosts
-        answers[server.member.rank] = answer
+        answers[server.role_rank.rank] = answer
         if len(answers) == self._plan.num_servers:
             self._hosts = None
-            self._reply(self._seats.first_trainer, number, answers=[answers[rank] for rank in sorted(answers)])
+            self._reply(self._members.first_trainer, number, answers=[answers[rank] for rank in sorted(answers)])
 
-    def settle(self, event: Settled, now: float) -> Cause | None:
-        """What became of a commit; returns what ends the incarnation, if that does."""
-        cursor, first = event.commit.cursor, self._seats.first_trainer
+    def settle(self, event: CommitFinished, now: float) -> Cause | None:
+        """What became of a commit; returns what ends the attempt, if that does."""
+        cursor, first = event.commit.cursor, self._members.first_trainer
         committed = not event.error
         self._lineage.settle(cursor, committed=committed)
         self._committing = None
@@ -205,11 +205,11 @@ class Requests:
             self._outbox.note(
                 "error",
                 f"no checkpoint of step {cursor.step}: {event.error}",
-                {"what": "failed", "step": cursor.step, "incarnation": self._incarnation, "error": event.error},
+                {"what": "failed", "step": cursor.step, "attempt": self._attempt, "error": event.error},
             )
             self._outbox.do(CheckpointDone(cursor.step, error=event.error))
         request, self._commit_request = self._commit_request, None
-        if request is None or request[0] != self._incarnation:
+        if request is None or request[0] != self._attempt:
             return None
         state.state = "idle"
         self.plan_next_checkpoint(now)
@@ -220,19 +220,19 @@ class Requests:
         stop = event.is_for_good or self._lineage.is_last(cursor) or on_failure == "stop"
         self._reply(first, request[1], committed=False, stop=stop, error=event.error)
         text = f"could not save the checkpoint of step {cursor.step}: {event.error}"
-        weight = Weight.FIX_JOB if event.is_for_good else Weight.LOSS
-        return Cause(weight, text, first.member) if stop else None
+        weight = Severity.FIX_JOB if event.is_for_good else Severity.LOSS
+        return Cause(weight, text, first.role_rank) if stop else None
 
-    def _open_epoch(self, seat: Seat, said: dict[str, Any]) -> None:
+    def _open_epoch(self, member: Member, said: dict[str, Any]) -> None:
         done, plan = self._lineage.open_epoch(said)
-        self._reply(seat, said.get("id"), done=sorted([index, rows] for index, rows in done.items()))
+        self._reply(member, said.get("id"), done=sorted([index, rows] for index, rows in done.items()))
         if plan is None:
             return
         number = int(said["epoch"])
         left = plan.num_rows - sum(done.values())
         record = {
             "what": "epoch",
-            "incarnation": self._incarnation,
+            "attempt": self._attempt,
             "epoch": number,
             "fingerprint": plan.fingerprint,
             "order": plan.order,
@@ -246,42 +246,44 @@ class Requests:
             what = f"day {number + 1} ({record['day']})"
         self._outbox.note("info", f"{what} of {self._plan.num_epochs} begins: {rows} to train", record)
 
-    def _take_report(self, seat: Seat, said: dict[str, Any]) -> None:
-        self._asking[seat.member.rank] = said.get("id")
+    def _take_report(self, member: Member, said: dict[str, Any]) -> None:
+        self._asking[member.role_rank.rank] = said.get("id")
         if self.checkpoint.state in {"idle", "asked"}:
             self.checkpoint.state = "saving"
-        cursor = self._lineage.report(seat.member.rank, said)
+        cursor = self._lineage.report(member.role_rank.rank, said)
         if cursor is None:
             return
         asking, self._asking = self._asking, {}
         for rank, number in asking.items():
-            self._reply(self._seats[Member(Role.TRAINER, rank)], number, cursor=cursor.body, draft=cursor.draft)
+            self._reply(self._members[RoleRank(Role.TRAINER, rank)], number, cursor=cursor.body, draft=cursor.draft)
 
-    def _ask_hosts(self, seat: Seat, said: dict[str, Any]) -> None:
+    def _ask_hosts(self, member: Member, said: dict[str, Any]) -> None:
         """Passes an order of trainer 0 to the agents of all servers."""
-        if self._hosts is not None or seat.member.rank != 0:
-            raise LineageError("only trainer 0 gives orders to the servers' hosts, one at a time")
+        if self._hosts is not None or member.role_rank.rank != 0:
+            raise RowLedgerError("only trainer 0 gives orders to the servers' hosts, one at a time")
         self._hosts = (said.get("id"), {})
-        for server in self._seats.of(Role.PSERVER):
+        for server in self._members.of(Role.PSERVER):
             if server.session is not None:
-                self._outbox.do(AskHost(server.session, self._incarnation, dict(said["order"])))
+                self._outbox.do(HostRequest(server.session, self._attempt, dict(said["order"])))
 
-    def _begin_commit(self, seat: Seat, said: dict[str, Any], now: float) -> Cause | None:
+    def _begin_commit(self, member: Member, said: dict[str, Any], now: float) -> Cause | None:
         cursor = self._lineage.pending
-        if cursor is None or self._committing is not None or said["step"] != cursor.step or seat.member.rank != 0:
-            raise LineageError("a commit was asked for that fits no cursor")
-        self._commit_request = (self._incarnation, said.get("id"))
+        if cursor is None or self._committing is not None or said["step"] != cursor.step or member.role_rank.rank != 0:
+            raise RowLedgerError("a commit was asked for that fits no cursor")
+        self._commit_request = (self._attempt, said.get("id"))
         commit = Commit(cursor, float(said.get("seconds", 0.0)))
         if "error" in said:
             is_for_good = said.get("kind") == "job"
-            return self.settle(Settled(commit, error=f"saving failed: {said['error']}", is_for_good=is_for_good), now)
+            return self.settle(
+                CommitFinished(commit, error=f"saving failed: {said['error']}", is_for_good=is_for_good), now
+            )
         if str(said["draft"]).rstrip("/").rpartition("/")[2] != cursor.draft:
-            raise LineageError(f"the draft {said['draft']} is not {cursor.draft}")
+            raise RowLedgerError(f"the draft {said['draft']} is not {cursor.draft}")
         self.checkpoint.state = "committing"
         self._committing = commit
         self._outbox.do(commit)
         return None
 
-    def _reply(self, seat: Seat, number: Any, **fields: Any) -> None:
-        if seat.has_child:
-            self._outbox.do(TellChild(seat.agent, self._incarnation, {"reply": number, **fields}))
+    def _reply(self, member: Member, number: Any, **fields: Any) -> None:
+        if member.has_worker:
+            self._outbox.do(SendToWorker(member.agent, self._attempt, {"reply": number, **fields}))

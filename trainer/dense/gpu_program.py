@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from paddlewheel.trainer.dense.inputs import Floats, TableLayout
 from paddlewheel.trainer.dense.program import DenseProgram, Gradients, StepBuffer, padded_count
 from paddlewheel.trainer.distributed.nccl import Nccl
-from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.train import DenseOptimizerConfig, WireType
 from paddlewheel.trainer.kernels.gpu import fusion, graph, self_check
 from paddlewheel.trainer.kernels.gpu.library import Device, GpuError
@@ -341,7 +341,7 @@ class GpuStepBuffer(StepBuffer):
             self.tail[:2] = gradients.loss, gradients.weight
         self._taken = True
 
-    def sum(self, sync: DenseSync) -> None:
+    def sum(self, sync: ProcessGroup) -> None:
         if sync.num_trainers == 1:
             return
         self._gpu.device.use()
@@ -354,18 +354,18 @@ class GpuStepBuffer(StepBuffer):
         runner.write(whole.cut(0, runner.num_floats, whole.size), self.tail)
         if self._through_host:
             summed = runner.read(whole)
-            sync.sum(summed)
+            sync.all_reduce(summed)
             runner.write(whole, summed)
             self.tail[:] = summed[runner.num_floats :]
             return
         assert self._nccl is not None
-        self._nccl.sum(runner.address(whole), whole.size)
+        self._nccl.all_reduce(runner.address(whole), whole.size)
         device.download(self.tail, runner.address(whole.cut(0, runner.num_floats, whole.size)))
         device.synchronize()
 
-    def _connect(self, sync: DenseSync) -> None:
+    def _connect(self, sync: ProcessGroup) -> None:
         """NCCL where every trainer has a GPU of its own; trainers that share one sum through the host."""
-        places = sync.gather(zlib.crc32(gethostname().encode()) * 64 + self._gpu.device.index)
+        places = sync.all_gather(zlib.crc32(gethostname().encode()) * 64 + self._gpu.device.index)
         self._through_host = len(set(places)) < len(places)
         if not self._through_host:
             self._nccl = Nccl(self._gpu.device, sync)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from paddlewheel.trainer.dense.inputs import Floats, TableLayout, batch_feed, feature_spec
 from paddlewheel.trainer.distributed.compression import CompressedSum
-from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.train import DenseOptimizerConfig, WireType
 from paddlewheel.trainer.kernels import cpu
 from paddlewheel.trainer.models import ModelConfig, ModelError, build
@@ -79,7 +79,7 @@ class StepBuffer:
         self._all_N[: len(gradients.flat_N)] = gradients.flat_N
         self._taken = True
 
-    def sum(self, sync: DenseSync) -> None:
+    def sum(self, sync: ProcessGroup) -> None:
         """Over all trainers; `tail` holds sums then.
 
         Raises:
@@ -88,11 +88,11 @@ class StepBuffer:
         if not self._taken:
             self._gradient_N[:] = 0.0
         if self._wire == "float32" or sync.num_trainers == 1:
-            sync.sum(self._all_N)
+            sync.all_reduce(self._all_N)
             return
         if self._compressed is None:
             self._compressed = CompressedSum(sync, self._program.num_floats, self._wire)
-        self._compressed.sum(self._gradient_N, self.tail)
+        self._compressed.all_reduce(self._gradient_N, self.tail)
 
     def apply(self, total_weight: float, *, rate_factor: float = 1.0) -> None:
         """One step of the optimizer with what was summed; see `DenseProgram.apply`.

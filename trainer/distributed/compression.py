@@ -1,13 +1,13 @@
 """Gradients summed over trainers with 16 bits a number on the wire, and error feedback.
 
-What rounding leaves over is owed: it is added to the next gradient, so that in the long run nothing is lost (Seide et
+What rounding leaves over is residual: it is added to the next gradient, so that in the long run nothing is lost (Seide et
 al., 2014; Karimireddy et al., 2019). A sum goes in two rounds, each over all connections at once:
 
-    trainer r cuts gradient + owed into T chunks, rounds chunk t, sends it to trainer t; owes what rounding left
+    trainer r cuts gradient + residual into T chunks, rounds chunk t, sends it to trainer t; owes what rounding left
     trainer t adds what came, in float32, to its own unrounded chunk; rounds the sum, sends it to all; owes that too
 
 Everyone takes the rounded sums, the owner of a chunk too: all have the same bits. So every trainer owes one float32
-for every number, and a sum differs from the sum of what trainers gave by what all owe after it less what they owed.
+for every number, and a sum differs from the sum of what trainers gave by what all owe after it less what they residual.
 What follows the gradient (loss, weight, counts, flags) travels with the second round in float32 and is added by rank.
 
 A trainer sends 4 (T - 1) / T bytes for every number: half of a float32 ring, and no scheme with 16 bits needs fewer.
@@ -31,12 +31,12 @@ Words = NDArray[np.uint16]
 
 
 class Peers(Protocol):
-    """The part of `DenseSync` that a compressed sum needs."""
+    """The part of `ProcessGroup` that a compressed sum needs."""
 
     rank: int
     num_trainers: int
 
-    def swap(self, outgoing: Mapping[int, NDArray[Any]], incoming: Mapping[int, NDArray[Any]]) -> None:
+    def all_to_all(self, outgoing: Mapping[int, NDArray[Any]], incoming: Mapping[int, NDArray[Any]]) -> None:
         """Send and receive by trainer."""
         ...
 
@@ -65,8 +65,8 @@ class CompressedSum:
         """What this trainer's roundings have left over, as of the last `keep`."""
         return self._owed_TL.reshape(-1)[: self._num_floats]
 
-    def sum(self, gradient_N: Floats, exact_M: Floats) -> None:
-        """Both over all trainers, in place; `exact_M` without rounding. What is owed changes with `keep` alone.
+    def all_reduce(self, gradient_N: Floats, exact_M: Floats) -> None:
+        """Both over all trainers, in place; `exact_M` without rounding. What is residual changes with `keep` alone.
 
         All numbers of the gradient must be finite, and so small that float32 can hold their squares.
 
@@ -80,7 +80,7 @@ class CompressedSum:
 
         sent = {t: self._rounded(due_TL[t], left_TL[t]) for t in others}
         came = {t: np.empty(1 + num_chunk, np.uint16) for t in others}
-        self._peers.swap(sent, came)
+        self._peers.all_to_all(sent, came)
         mine_L = due_TL[rank]
         for message in came.values():
             codec.unpack(message, spare_L)
@@ -88,7 +88,7 @@ class CompressedSum:
 
         own = np.concatenate([self._rounded(mine_L, left_TL[rank]), exact_M.view(np.uint16)])
         shares = {t: np.empty_like(own) for t in others}
-        self._peers.swap(dict.fromkeys(others, own), shares)
+        self._peers.all_to_all(dict.fromkeys(others, own), shares)
         shares[rank] = own
         exact_M[:] = 0.0
         for t in range(self._peers.num_trainers):

@@ -21,12 +21,12 @@ _LIMIT_SECONDS = 30.0
 
 
 class Group(Protocol):
-    """The part of `DenseSync` that NCCL needs."""
+    """The part of `ProcessGroup` that NCCL needs."""
 
     rank: int
     num_trainers: int
 
-    def sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
+    def all_reduce(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
         """Over all trainers, in place."""
         ...
 
@@ -59,7 +59,7 @@ class Nccl:
         words = np.frombuffer(bytearray(identity), np.int64).copy()
         if group.rank != 0:
             words[:] = 0
-        group.sum(words)
+        group.all_reduce(words)
         ctypes.memmove(ctypes.byref(identity), words.ctypes.data, _ID_BYTES)
         self._communicator = ctypes.c_void_p()
         device.use()
@@ -72,7 +72,7 @@ class Nccl:
         if code != 0:
             raise GpuError(f"{what}: {self._library.ncclGetErrorString(code).decode()}; NCCL_DEBUG=INFO tells more")
 
-    def sum(self, address: int, count: int) -> None:
+    def all_reduce(self, address: int, count: int) -> None:
         """Sum float32 values in the GPU's memory over all trainers, in place; waits for the result.
 
         Raises:

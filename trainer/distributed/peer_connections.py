@@ -28,7 +28,7 @@ class PeerLostError(RuntimeError):
     """An AllReduce failed or did not end in time: some trainer is gone. A restart may help."""
 
 
-class Board(Protocol):
+class KeyValueStore(Protocol):
     """Where trainers leave texts for each other; the rendezvous store is one."""
 
     def set(self, key: str, value: str) -> None:
@@ -40,30 +40,30 @@ class Board(Protocol):
         ...
 
 
-class Mesh:
+class PeerConnections:
     """A connection to every other trainer. All trainers build it at the same time.
 
     Args:
         rank, num_trainers: this trainer's place.
-        board: tells addresses, and a secret of this mesh that keeps strangers out of it.
+        store: tells addresses, and a secret of this mesh that keeps strangers out of it.
         address: of this host, as the other trainers reach it; see `own_address`.
 
     Raises:
-        PeerLostError: another trainer did not come within 30 s, or trainer 0 within the board's own limit.
+        PeerLostError: another trainer did not come within 30 s, or trainer 0 within the store's own limit.
     """
 
-    def __init__(self, rank: int, num_trainers: int, board: Board, address: str) -> None:
+    def __init__(self, rank: int, num_trainers: int, store: KeyValueStore, address: str) -> None:
         self._rank = rank
         self._sockets: dict[int, socket.socket] = {}
         deadline = time.monotonic() + _LIMIT_SECONDS
         if rank == 0:
-            board.set("mesh/secret", secrets.token_hex(16))
+            store.set("mesh/secret", secrets.token_hex(16))
         try:
             with socket.create_server((address, 0), family=_family(address), backlog=num_trainers) as listener:
-                board.set(f"mesh/{rank}", f"{address} {listener.getsockname()[1]}")
-                secret = board.get("mesh/secret")
+                store.set(f"mesh/{rank}", f"{address} {listener.getsockname()[1]}")
+                secret = store.get("mesh/secret")
                 for peer in range(rank):
-                    host, port = board.get(f"mesh/{peer}").decode().split()
+                    host, port = store.get(f"mesh/{peer}").decode().split()
                     self._keep(peer, socket.create_connection((host, int(port)), timeout=_LIMIT_SECONDS))
                     self._sockets[peer].sendall(secret + _RANK.pack(rank))
                 while len(self._sockets) < num_trainers - 1:
@@ -98,7 +98,7 @@ class Mesh:
         else:
             connection.close()
 
-    def swap(self, outgoing: Mapping[int, NDArray[Any]], incoming: Mapping[int, NDArray[Any]]) -> None:
+    def all_to_all(self, outgoing: Mapping[int, NDArray[Any]], incoming: Mapping[int, NDArray[Any]]) -> None:
         """Send an array to each trainer in `outgoing` and fill the arrays in `incoming`, all at the same time.
 
         Sizes are not sent: both sides know them. Arrays are C-contiguous.

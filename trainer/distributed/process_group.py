@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 
 from paddlewheel.trainer.agent.subprocesses import tied
 from paddlewheel.trainer.distributed import key_value_store as rendezvous_store
-from paddlewheel.trainer.distributed.peer_connections import Mesh, PeerLostError, own_address
+from paddlewheel.trainer.distributed.peer_connections import PeerConnections, PeerLostError, own_address
 
-__all__ = ["DenseSync", "PeerLostError"]
+__all__ = ["PeerLostError", "ProcessGroup"]
 
 _POLL_SECONDS = 0.02  # besides the 0.045 s that asking the store takes
 
 
-class DenseSync:
-    """The group of all trainers of an incarnation. With one trainer every call is the identity.
+class ProcessGroup:
+    """The group of all trainers of an attempt. With one trainer every call is the identity.
 
     Args:
         rank, num_trainers: this trainer's place; trainer 0 starts the store.
@@ -50,7 +50,7 @@ class DenseSync:
         self.rank, self.num_trainers = rank, num_trainers
         self._group: Any = None
         self._num_rendezvous = 0
-        self._mesh: Mesh | None = None
+        self._mesh: PeerConnections | None = None
         self._lock = threading.Lock()
         if num_trainers == 1:
             return
@@ -81,7 +81,7 @@ class DenseSync:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def sum(self, array: NDArray[Any]) -> NDArray[Any]:
+    def all_reduce(self, array: NDArray[Any]) -> NDArray[Any]:
         """Sum `array` over all trainers, in place. float32, float64 and int64 of any shape, C-contiguous.
 
         Every trainer gets the same bits.
@@ -112,7 +112,7 @@ class DenseSync:
 
         return bool(paddle.in_dynamic_mode())
 
-    def swap(self, outgoing: Mapping[int, NDArray[Any]], incoming: Mapping[int, NDArray[Any]]) -> None:
+    def all_to_all(self, outgoing: Mapping[int, NDArray[Any]], incoming: Mapping[int, NDArray[Any]]) -> None:
         """Send an array to each trainer in `outgoing` and fill the arrays in `incoming`, over connections of their own.
 
         The first call makes the connections, so all trainers make it at the same time.
@@ -122,20 +122,20 @@ class DenseSync:
         """
         if self._mesh is None:
             address = own_address(os.environ.get("GLOO_SOCKET_IFNAME"), self._store_address)
-            self._mesh = Mesh(self.rank, self.num_trainers, self._store, address)
-        self._mesh.swap(outgoing, incoming)
+            self._mesh = PeerConnections(self.rank, self.num_trainers, self._store, address)
+        self._mesh.all_to_all(outgoing, incoming)
 
-    def gather(self, value: int) -> list[int]:
+    def all_gather(self, value: int) -> list[int]:
         """Every trainer's int64 `value`, by rank."""
         slots_T = np.zeros(self.num_trainers, np.int64)
         slots_T[self.rank] = value
-        return [int(v) for v in self.sum(slots_T)]
+        return [int(v) for v in self.all_reduce(slots_T)]
 
     def barrier(self) -> None:
         """Return when every trainer has called this, all within 30 s: see `rendezvous`."""
-        self.gather(0)
+        self.all_gather(0)
 
-    def rendezvous(self) -> None:
+    def long_barrier(self) -> None:
         """Return when every trainer has called this, however long that takes.
 
         Gloo gives a sum up after 30 s, which Paddle lets nobody change. So whoever may have to wait longer, for a load,

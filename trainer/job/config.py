@@ -5,7 +5,7 @@ the tests all come through it, and `--set a.b=c` is applied to the YAML before t
 without Paddle.
 
 Relative paths are taken from the working directory, like those of any other argument of a command: so a path means
-the same in the file and after `--set`, and a job file can be moved. `load` makes them absolute at once; the children
+the same in the file and after `--set`, and a job file can be moved. `load` makes them absolute at once; the workers
 of a run therefore see the same files whatever their own directory is. Addresses such as `s3://...` stay as they are.
 """
 
@@ -126,7 +126,7 @@ class JobConfig(_Section):
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any], source: str = "job") -> "JobConfig":
-        """Checks a job given as plain data (for example the JSON that a role's child gets); paths stay as they are.
+        """Checks a job given as plain data (for example the JSON that a role's worker gets); paths stay as they are.
 
         Raises:
             ConfigError: as in `load`.

@@ -17,19 +17,19 @@ class ControlConfig(BaseModel):
 
     heartbeat_seconds: float = Field(default=0.5, ge=0.01, le=60)
     """Seconds between two heartbeats of an agent, and between two of the coordinator's answers."""
-    silence_seconds: float = Field(default=4.0, ge=0.01, le=_LONGEST)
+    heartbeat_timeout_seconds: float = Field(default=4.0, ge=0.01, le=_LONGEST)
     """An agent, or the coordinator, is taken for lost after this many seconds without a word."""
-    gather_seconds: float = Field(default=300.0, ge=0.01, le=_LONGEST)
+    rendezvous_timeout_seconds: float = Field(default=300.0, ge=0.01, le=_LONGEST)
     """Seconds the coordinator waits for all servers and trainers to be there, before it gives up."""
-    start_seconds: float = Field(default=180.0, ge=0.01, le=_LONGEST)
+    startup_timeout_seconds: float = Field(default=180.0, ge=0.01, le=_LONGEST)
     """Seconds a server or trainer may take from its start until it is ready (before restoring a checkpoint)."""
-    step_seconds: float = Field(default=120.0, ge=0.01, le=_LONGEST)
-    """A trainer that makes no step for this many seconds is stuck, and the incarnation ends."""
-    save_seconds: float = Field(default=3600.0, ge=0.01, le=_LONGEST)
+    step_timeout_seconds: float = Field(default=120.0, ge=0.01, le=_LONGEST)
+    """A trainer that makes no step for this many seconds is stuck, and the attempt ends."""
+    checkpoint_timeout_seconds: float = Field(default=3600.0, ge=0.01, le=_LONGEST)
     """The same limit while a checkpoint is saved or loaded."""
-    deaf_seconds: float = Field(default=30.0, ge=0.01, le=_LONGEST)
+    server_health_timeout_seconds: float = Field(default=30.0, ge=0.01, le=_LONGEST)
     """A server whose port does not answer for this many seconds is stuck."""
-    halt_seconds: float = Field(default=1.0, ge=0, le=_LONGEST)
+    kill_grace_seconds: float = Field(default=1.0, ge=0, le=_LONGEST)
     """After a failure, seconds between asking the processes to end and killing them."""
     stop_seconds: float = Field(default=8.0, ge=0.01, le=_LONGEST)
     """On an ordered stop, seconds the trainers have to finish their step and leave; then they are killed."""
@@ -37,7 +37,7 @@ class ControlConfig(BaseModel):
     """When training is over, seconds the servers have to end by themselves; then they are killed."""
     pull_timeout_seconds: float = Field(default=30.0, ge=0.01, le=_LONGEST)
     """A pull that took longer is never trained on: Paddle returns garbage after a failed one."""
-    stop_save_seconds: float = Field(default=60.0, ge=0, le=_LONGEST)
+    final_checkpoint_timeout_seconds: float = Field(default=60.0, ge=0, le=_LONGEST)
     """On an ordered stop, seconds more that a checkpoint may take which has begun within `stop_seconds`."""
     leases: Literal["dynamic", "static"] = "dynamic"
     """Who reads which slice of an epoch. dynamic: slices go to whoever asks next, each trainer up to its share.
@@ -51,9 +51,9 @@ class ControlConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_limits(self) -> ControlConfig:
-        if self.silence_seconds < 2 * self.heartbeat_seconds:
+        if self.heartbeat_timeout_seconds < 2 * self.heartbeat_seconds:
             raise ValueError(
-                f"control.silence_seconds is {self.silence_seconds:g}, less than two heartbeats"
+                f"control.heartbeat_timeout_seconds is {self.heartbeat_timeout_seconds:g}, less than two heartbeats"
                 f" (control.heartbeat_seconds = {self.heartbeat_seconds:g}), so a live role could count as lost."
                 " Raise it, or send heartbeats more often."
             )

@@ -10,11 +10,11 @@ EXIT_DONE = 0
 """All rows were trained (or evaluated)."""
 
 
-EXIT_FIX_JOB = 64
+EX_USAGE = 64
 """The job, its data or the environment is wrong: starting again cannot help."""
 
 
-EXIT_RETRY = 75
+EX_TEMPFAIL = 75
 """Something was lost (a peer, a server, disk space): starting again may help."""
 
 
@@ -34,8 +34,8 @@ def describe_exit(code: int) -> str:
         return f"was killed by {name}"
     meaning = {
         EXIT_DONE: " (done)",
-        EXIT_FIX_JOB: " (fix the job)",
-        EXIT_RETRY: " (retry may help)",
+        EX_USAGE: " (fix the job)",
+        EX_TEMPFAIL: " (retry may help)",
         EXIT_HUNG_UP: " (its terminal hung up)",
         EXIT_INTERRUPTED: " (interrupted)",
         EXIT_TERMINATED: " (terminated)",

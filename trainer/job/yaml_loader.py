@@ -79,9 +79,9 @@ def _check_expanded(root: yaml.Node) -> None:
         size, depth = 1, 0
         parts = node.value if isinstance(node, yaml.CollectionNode) else ()
         for part in parts:
-            for child in part if isinstance(part, tuple) else (part,):
-                child_size, child_depth = measure(child)
-                size, depth = size + child_size, max(depth, child_depth)
+            for worker in part if isinstance(part, tuple) else (part,):
+                worker_size, worker_depth = measure(worker)
+                size, depth = size + worker_size, max(depth, worker_depth)
         if size > _MAX_VALUES or depth >= _MAX_DEPTH:
             limit = f"{_MAX_VALUES:,} values" if size > _MAX_VALUES else f"{_MAX_DEPTH} levels"
             raise yaml.composer.ComposerError(None, None, f"aliases (*) make this more than {limit}", mark(node))

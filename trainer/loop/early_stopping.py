@@ -23,7 +23,7 @@ class Verdict:
     stop: bool
 
 
-class BestSoFar:
+class EarlyStopping:
     """Sees evaluations in order. An undefined value (one class only) is never an improvement."""
 
     def __init__(self, config: EvaluationConfig) -> None:
@@ -33,7 +33,7 @@ class BestSoFar:
         self.without_improvement = 0
 
     def observe(self, step: int, report: Mapping[str, Any]) -> Verdict:
-        """Judge the evaluation after `step`.
+        """Evaluator the evaluation after `step`.
 
         Raises:
             ValueError: the report lacks the metric.

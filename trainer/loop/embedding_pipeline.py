@@ -28,7 +28,7 @@ from typing_extensions import Self
 from paddlewheel.data_pipeline.batch import Batch, TableKeys
 from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.config import Tables
-from paddlewheel.trainer.loop.new_keys import Growth
+from paddlewheel.trainer.loop.new_keys import NewKeyCounter
 from paddlewheel.trainer.telemetry import DurationHistogram
 
 Floats = NDArray[np.float32]
@@ -49,7 +49,7 @@ def occurrences(keys: TableKeys, labels_B: Floats) -> tuple[Floats, Floats]:
 
 @dataclass
 class Traffic:
-    """What an `Exchange` has moved, for the metrics. May be shared by one exchange after the other."""
+    """What an `EmbeddingPipeline` has moved, for the metrics. May be shared by one exchange after the other."""
 
     pulls: DurationHistogram = field(default_factory=DurationHistogram)
     pushes: DurationHistogram = field(default_factory=DurationHistogram)
@@ -86,7 +86,7 @@ class _Push(NamedTuple):
     gradients: Mapping[str, Floats]
 
 
-class Exchange:
+class EmbeddingPipeline:
     """Iterator of (batch, pulled values by table); `push` or `skip` must follow each item, in order.
 
     Args:
@@ -110,7 +110,7 @@ class Exchange:
         wait_for_all: bool = False,
         tables: Tables | None = None,
         traffic: Traffic | None = None,
-        growth: Growth | None = None,
+        growth: NewKeyCounter | None = None,
     ) -> None:
         self._client, self._batches, self._l2 = client, batches, embedding_l2
         self._staleness = max_staleness_steps
@@ -137,7 +137,7 @@ class Exchange:
         for thread in self._threads:
             thread.start()
 
-    def __iter__(self) -> Exchange:
+    def __iter__(self) -> EmbeddingPipeline:
         return self
 
     def __next__(self) -> tuple[Batch, dict[str, Floats]]:
@@ -267,7 +267,7 @@ class Exchange:
         """Whether batch `number` may not be pulled yet."""
         return self._held or self._released < number - self._staleness
 
-    def _pull(self, batch: Batch, growth: Growth | None = None) -> _Pulled:
+    def _pull(self, batch: Batch, growth: NewKeyCounter | None = None) -> _Pulled:
         start = time.perf_counter()
         if growth is None and not self._first_order:
             pulled = _Pulled({name: self._client.pull(name, keys.keys_U) for name, keys in batch.tables.items()}, {})

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from paddlewheel.data_pipeline.batch import Batch
 from paddlewheel.pserver.client import Client
 from paddlewheel.trainer.dense.program import DenseProgram
-from paddlewheel.trainer.distributed.process_group import DenseSync
-from paddlewheel.trainer.loop.embedding_pipeline import Exchange
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
+from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
 from paddlewheel.trainer.loop.metrics import ClickMetrics, GroupedMetrics, GroupedSums, Rows, WeightedMetrics
 
 # An evaluation changes nothing, so pulls may run ahead as far as memory allows.
@@ -62,21 +62,21 @@ class Scores:
         for name, value_B in batch.report_by.items():
             self._slices.setdefault(name, _Slices()).update(value_B, logit_BY[:, 0], batch.labels_BL[:, 0])
 
-    def merged(self, sync: DenseSync) -> dict[str, Any]:
+    def merged(self, sync: ProcessGroup) -> dict[str, Any]:
         """The reports over the rows of all trainers, which all call this: the first label's, then `labels`.
 
         Histograms and sums are added over trainers, and a group's rows are brought together, so the split of the rows
         cannot bias the result. `labels` (report by name) is there when there are several; `slices` (by column of
         `data.report_by`, the first label's report for each of its most frequent values) when there are columns.
         """
-        has_groups = sum(sync.gather(int(self._has_groups))) > 0
+        has_groups = sum(sync.all_gather(int(self._has_groups))) > 0
         reports = []
         for column, (clicks, grouped) in enumerate(zip(self._clicks, self._grouped, strict=True)):
             report: dict[str, Any] = {}
             counted: list[ClickMetrics | WeightedMetrics] = [clicks, *self._weighted[column : column + 1]]
             for metrics in counted:
                 for array in metrics.arrays():
-                    sync.sum(array)
+                    sync.all_reduce(array)
                 report |= asdict(metrics.report())
             if has_groups:
                 report |= asdict(merge_groups(grouped, sync).report())
@@ -100,7 +100,7 @@ class _Slices:
         self._names.update(zip(hashes.tolist(), values.tolist(), strict=True))
         self._rows.update(hashes[at_B], logit_B, label_B)
 
-    def merged(self, sync: DenseSync) -> list[dict[str, Any]]:
+    def merged(self, sync: ProcessGroup) -> list[dict[str, Any]]:
         """The most frequent values with their reports, the most frequent first."""
         names: dict[int, str] = {}
         for found in gather_json(sync, {str(k): v for k, v in self._names.items()}):
@@ -121,51 +121,51 @@ def _text(value: Any) -> str:
     return json.dumps(value.decode(errors="backslashreplace") if isinstance(value, bytes) else value)
 
 
-def gather_json(sync: DenseSync, value: Any) -> list[Any]:
+def gather_json(sync: ProcessGroup, value: Any) -> list[Any]:
     """Every trainer's value (of JSON types), by rank; all trainers call this."""
     mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    sizes = sync.gather(len(mine))
+    sizes = sync.all_gather(len(mine))
     ends = np.cumsum(sizes)
     whole = np.zeros(int(ends[-1]), np.int64)  # a byte in eight: bytes that are summed must not carry over
     whole[ends[sync.rank] - sizes[sync.rank] : ends[sync.rank]] = mine
-    sync.sum(whole)
+    sync.all_reduce(whole)
     text = whole.astype(np.uint8).tobytes()
     return [json.loads(text[end - size : end]) for end, size in zip(ends.tolist(), sizes, strict=True)]
 
 
-def meet(grouped: GroupedMetrics, sync: DenseSync, rows_per_merge: int = _ROWS_PER_MERGE) -> Iterator[Rows | None]:
+def meet(grouped: GroupedMetrics, sync: ProcessGroup, rows_per_merge: int = _ROWS_PER_MERGE) -> Iterator[Rows | None]:
     """Parts of the groups with the rows of all trainers: each part at one trainer, None at the others.
 
     Groups are dealt out into parts of about `rows_per_merge` rows. A part's rows meet on all trainers: each writes its
     own stretch of an array of zeros, and the arrays are summed.
     """
-    num_parts = -(-sum(sync.gather(grouped.num_rows)) // rows_per_merge)
+    num_parts = -(-sum(sync.all_gather(grouped.num_rows)) // rows_per_merge)
     for part in range(num_parts):
         mine = grouped.rows(part, num_parts)
-        counts = sync.gather(len(mine[0]))
+        counts = sync.all_gather(len(mine[0]))
         start, size = sum(counts[: sync.rank]), sum(counts)
         rows = (np.zeros(size, np.int64), np.zeros(size, np.float32), np.zeros(size, np.float32))
         pairs: list[tuple[NDArray[Any], NDArray[Any]]] = list(zip(rows, mine, strict=True))
         for whole, values in pairs:
             whole[start : start + len(values)] = values
-            sync.sum(whole)
+            sync.all_reduce(whole)
         yield rows if part % sync.num_trainers == sync.rank else None
 
 
-def merge_groups(grouped: GroupedMetrics, sync: DenseSync, *, rows_per_merge: int = _ROWS_PER_MERGE) -> GroupedSums:
+def merge_groups(grouped: GroupedMetrics, sync: ProcessGroup, *, rows_per_merge: int = _ROWS_PER_MERGE) -> GroupedSums:
     """Grouped AUC over the rows of all trainers, which all call this."""
     sums = GroupedSums()
     for rows in meet(grouped, sync, rows_per_merge):
         if rows is not None:
             sums.add(rows)
-    sync.sum(sums.sums)
+    sync.all_reduce(sums.sums)
     return sums
 
 
 def evaluate(
     program: DenseProgram,
     client: Client,
-    sync: DenseSync,
+    sync: ProcessGroup,
     batches: Iterator[Batch],
     *,
     labels: Sequence[str] = ("click",),
@@ -191,7 +191,7 @@ def evaluate(
     """
     scores = Scores(labels, weighted=weighted)
     broken_off = False
-    with Exchange(client, (b for b in batches if b.num_rows), max_staleness_steps=PULL_AHEAD) as exchange:
+    with EmbeddingPipeline(client, (b for b in batches if b.num_rows), max_staleness_steps=PULL_AHEAD) as exchange:
         for batch, rows in exchange:
             if is_to_stop():
                 broken_off = True
@@ -200,7 +200,7 @@ def evaluate(
             exchange.skip()
             if on_rows is not None:
                 on_rows(batch.num_rows)
-    sync.rendezvous()  # some may have had more rows
-    if max(sync.gather(int(broken_off))):
+    sync.long_barrier()  # some may have had more rows
+    if max(sync.all_gather(int(broken_off))):
         raise BrokenOffError
     return scores.merged(sync)

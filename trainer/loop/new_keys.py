@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from paddlewheel.data_pipeline.batch import Batch, TableKeys
 
 
-class Growth:
+class NewKeyCounter:
     """Counts since the start of this trainer. For one writing thread; others read copies (`counts`)."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from paddlewheel.data_pipeline.batch import Span
 Entry = tuple[int, int, int, int]  # epoch, slice, first row, rows
 
 
-class SpanLog:
+class TrainedSpans:
     """Collects spans in training order and merges those that follow each other within a slice."""
 
     def __init__(self) -> None:

@@ -19,9 +19,9 @@ import numpy as np
 
 from paddlewheel.data_pipeline.batch import Batch
 from paddlewheel.trainer.dense.program import DenseProgram
-from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.train import WireType
-from paddlewheel.trainer.loop.embedding_pipeline import Exchange
+from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
 from paddlewheel.trainer.loop.metrics import ClickMetrics
 from paddlewheel.trainer.telemetry import DurationHistogram
 
@@ -80,8 +80,8 @@ class Progress:
     """Where training stands. Rows and loss are those of all trainers; own_rows are this trainer's.
 
     Counts are of the whole run, over restarts (`state`); `epoch_rows`, `epoch_taken` and `own_rows` are of this
-    incarnation. `epoch_taken` are the rows that this incarnation has taken from the epoch: trained ones, those of
-    skipped steps, and those that the reader left out as unusable. `taken` are those of all epochs and incarnations, as
+    attempt. `epoch_taken` are the rows that this attempt has taken from the epoch: trained ones, those of
+    skipped steps, and those that the reader left out as unusable. `taken` are those of all epochs and attempts, as
     the cursor counts.
     """
 
@@ -146,7 +146,7 @@ class StepOutcome:
 
 
 class TrainLoop:
-    """Runs epochs over an `Exchange`. One per trainer; call from the main thread.
+    """Runs epochs over an `EmbeddingPipeline`. One per trainer; call from the main thread.
 
     Args:
         program: dense part.
@@ -161,7 +161,7 @@ class TrainLoop:
     def __init__(
         self,
         program: DenseProgram,
-        sync: DenseSync,
+        sync: ProcessGroup,
         *,
         max_bad_steps: int,
         checkpoint_every_steps: int | None,
@@ -180,7 +180,7 @@ class TrainLoop:
 
     def epoch(
         self,
-        exchange: Exchange,
+        exchange: EmbeddingPipeline,
         *,
         rows_left: int,
         synchronous: bool,
@@ -208,7 +208,7 @@ class TrainLoop:
         """
         self.progress.epoch_rows = self.progress.epoch_taken = 0
         exchange.wait_for_first()  # however long reading takes one of them: within a step, 30 s is all that gloo waits
-        self._sync.rendezvous()
+        self._sync.long_barrier()
         while True:
             outcome = self._step(exchange)
             at_boundary = boundary_due()
@@ -240,7 +240,7 @@ class TrainLoop:
                 if not on_evaluation():
                     return False
 
-    def _step(self, exchange: Exchange) -> StepOutcome:
+    def _step(self, exchange: EmbeddingPipeline) -> StepOutcome:
         program, progress, phases, buffer = self._program, self.progress, self.phases, self._buffer
         phases.start()
         item = next(exchange, None)

@@ -42,7 +42,7 @@ from paddlewheel.trainer.checkpoint import manifest
 from paddlewheel.trainer.checkpoint.trained_model import DENSE, SPEC, TrainedModel, trained_with
 from paddlewheel.trainer.dense.inputs import TableLayout, layouts
 from paddlewheel.trainer.dense.program import DenseProgram
-from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.job.train import logit_shift
 from paddlewheel.trainer.kernels import cpu
@@ -479,7 +479,7 @@ def _evaluate(job: JobConfig, folder: Path, tables: Path, lookup: Path) -> dict[
         return evaluate(
             cast("DenseProgram", program),
             cast("Client", pulls),
-            DenseSync(0, 1, "", interface=None),
+            ProcessGroup(0, 1, "", interface=None),
             iter(loader),
             labels=job.data.labels,
         )

@@ -26,7 +26,7 @@ from paddlewheel.pserver import saved_tables
 from paddlewheel.pserver.client import Client
 from paddlewheel.trainer.checkpoint.trained_model import TrainedModel, trained_with
 from paddlewheel.trainer.job.config import JobConfig
-from paddlewheel.trainer.loop.embedding_pipeline import Exchange
+from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
 from paddlewheel.trainer.loop.evaluate import PULL_AHEAD
 from paddlewheel.trainer.serving.export import check_target
 
@@ -213,7 +213,7 @@ def _scored(blocks: Blocks, program: _Program, tables: _Tables) -> Iterator[tupl
                 yield block.batch
 
     none_BY = np.zeros((0, 0), np.float32)
-    with Exchange(cast("Client", tables), batches(), max_staleness_steps=PULL_AHEAD) as exchange:
+    with EmbeddingPipeline(cast("Client", tables), batches(), max_staleness_steps=PULL_AHEAD) as exchange:
         for batch, rows in exchange:
             while not ahead[0].batch.num_rows:
                 yield ahead.popleft(), none_BY

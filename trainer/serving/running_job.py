@@ -1,6 +1,6 @@
 """The servers of a running job, for somebody who only reads: found, and allowed, by its coordinator.
 
-Paddle's servers lock nothing: a pull during a load or a day boundary can end one, and with it the job's incarnation.
+Paddle's servers lock nothing: a pull during a load or a day boundary can end one, and with it the job's attempt.
 Who is no trainer of the job cannot know when these happen, so it asks: the coordinator says whether all loads are over,
 and the job itself whether it has boundaries.
 """
@@ -70,9 +70,9 @@ def find(address: str) -> RunningServers:
         identities = tuple(admin.identity(host, port) for _, host, port in hosts)
     except OSError as error:
         raise NotReadableError(f"--coordinator {address}: {error}") from error
-    # Asked again: only if no incarnation began meanwhile are these processes the ones that were filled.
+    # Asked again: only if no attempt began meanwhile are these processes the ones that were filled.
     after = _status(address)
-    if after.incarnation != before.incarnation:
+    if after.attempt != before.attempt:
         raise NotReadableError(f"--coordinator {address}: the job has just started again; try again when it trains")
     return RunningServers(tuple(f"{host}:{port}" for host, _, port in hosts), identities)
 

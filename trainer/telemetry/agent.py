@@ -1,4 +1,4 @@
-"""An agent's metrics: what its child reports, what the agent sees of it, and what a running server answers."""
+"""An agent's metrics: what its worker reports, what the agent sees of it, and what a running server answers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Probe = Callable[[Series], None]
 
 
 _COUNTS = ("bad_steps", "bad_rows", "pulled_bytes", "pushed_bytes", "pulled_keys", "skipped_rows", "truncated_ids")
-"""Fields of a progress event that are counts since the child's start, and counters here."""
+"""Fields of a progress event that are counts since the worker's start, and counters here."""
 
 
 class Telemetry(Collector):
-    """Metrics of one pserver or trainer agent. Callable from any thread; nothing a child says makes it raise.
+    """Metrics of one pserver or trainer agent. Callable from any thread; nothing a worker says makes it raise.
 
     Args:
         role: pserver or trainer.
         job: name of the job.
         rank: its rank, as soon as it is known; else `joined` tells it.
         version: of paddlewheel.
-        probe: asked at each scrape while a child is ready, unless `child_ready` names another.
+        probe: asked at each scrape while a worker is ready, unless `worker_ready` names another.
         clock: Unix time, for tests.
         monotonic: seconds of a clock that never goes back, for tests.
     """
@@ -65,10 +65,10 @@ class Telemetry(Collector):
         self.series.set("paddlewheel_agent_memory_limit_seconds", math.inf)
         for name in (
             "joined",
-            "incarnation",
-            "child_up",
-            "child_ready",
-            "child_memory_bytes",
+            "attempt",
+            "worker_up",
+            "worker_ready",
+            "worker_memory_bytes",
             "last_event_timestamp_seconds",
         ):
             self._set(f"agent_{name}", 0)
@@ -76,7 +76,7 @@ class Telemetry(Collector):
     # -- what the agent does
 
     def joined(self, rank: int) -> None:
-        """The coordinator has given this agent its seat."""
+        """The coordinator has given this agent its member."""
         self.series.common["rank"] = str(rank)
         self._set("agent_joined", 1)
 
@@ -84,57 +84,57 @@ class Telemetry(Collector):
         """The coordinator is gone, or the job over."""
         self._set("agent_joined", 0)
 
-    def child_started(self, incarnation: int) -> None:
-        """A new child: its counters begin at 0."""
+    def worker_started(self, attempt: int) -> None:
+        """A new worker: its counters begin at 0."""
         self._probe = None
         self._forecast.clear()
         self.series.begin_anew()
-        self._set("agent_incarnation", incarnation)
-        self._set("agent_child_up", 1)
-        self._set("agent_child_ready", 0)
-        self._add("agent_child_starts_total")
+        self._set("agent_attempt", attempt)
+        self._set("agent_worker_up", 1)
+        self._set("agent_worker_ready", 0)
+        self._add("agent_worker_starts_total")
 
-    def child_ready(self, probe: Probe | None = None) -> None:
-        """The child works. From now until it ends, `probe` is called at each scrape."""
+    def worker_ready(self, probe: Probe | None = None) -> None:
+        """The worker works. From now until it ends, `probe` is called at each scrape."""
         self._probe = probe or self._default_probe
-        self._set("agent_child_ready", 1)
+        self._set("agent_worker_ready", 1)
 
-    def child_stopping(self) -> None:
-        """The agent ends the child: it need not answer any more."""
+    def worker_stopping(self) -> None:
+        """The agent ends the worker: it need not answer any more."""
         self._probe = None
 
-    def child_measured(self, memory_bytes: float, cpu_seconds: float) -> float | None:
-        """What the kernel says of the child. Returns the seconds until its memory reaches the limit, if it grows."""
-        self._set("agent_child_memory_bytes", memory_bytes)
-        self._follow("agent_child_cpu_seconds_total", cpu_seconds)
+    def worker_measured(self, memory_bytes: float, cpu_seconds: float) -> float | None:
+        """What the kernel says of the worker. Returns the seconds until its memory reaches the limit, if it grows."""
+        self._set("agent_worker_memory_bytes", memory_bytes)
+        self._follow("agent_worker_cpu_seconds_total", cpu_seconds)
         self._forecast.add(self._monotonic(), memory_bytes)
         left = self._forecast.seconds_until(self.memory_limit_bytes)
         self.series.set("paddlewheel_agent_memory_limit_seconds", math.inf if left is None else left)
         return left
 
-    def child_exited(self, code: int, *, expected: bool) -> None:
-        """The child has ended. code: negative for a signal. expected: the agent ended it."""
+    def worker_exited(self, code: int, *, expected: bool) -> None:
+        """The worker has ended. code: negative for a signal. expected: the agent ended it."""
         self._probe = None
-        gone = ["agent_child_up", "agent_child_ready", "agent_child_memory_bytes"]
+        gone = ["agent_worker_up", "agent_worker_ready", "agent_worker_memory_bytes"]
         for name in [*gone, *(["pserver_uptime_seconds"] if self.role == "pserver" else [])]:
             self._set(name, 0)
         if code != 0 and not expected:
             reason = {64: "fix_job", 75: "retry"}.get(code, "signal" if code < 0 else "other")
-            self._add("agent_child_failures_total", reason=reason)
+            self._add("agent_worker_failures_total", reason=reason)
 
-    # -- what the child says
+    # -- what the worker says
 
     def observe(self, event: Mapping[str, Any]) -> None:
-        """Takes one event of the child. Fields that are missing, null or not numbers change nothing."""
+        """Takes one event of the worker. Fields that are missing, null or not numbers change nothing."""
         self._set("agent_last_event_timestamp_seconds", self._clock())
         kind = event.get("event")
         if kind == "log" and event.get("level") in {"warning", "error"}:
-            self._add("agent_child_log_lines_total", level=str(event["level"]))
+            self._add("agent_worker_log_lines_total", level=str(event["level"]))
         if self.role != "trainer":
             return
         if kind == "ready":
-            self.child_ready()
-            # Steps of a restored checkpoint were not taken by this child.
+            self.worker_ready()
+            # Steps of a restored checkpoint were not taken by this worker.
             for name in ("step", "bad_steps", "bad_rows"):
                 counter = "trainer_steps_total" if name == "step" else f"trainer_{name}_total"
                 self.series.rebase(f"paddlewheel_{counter}", _number(event.get(name)) or 0.0)
@@ -202,7 +202,7 @@ class Telemetry(Collector):
             self.series.follow_histogram(f"paddlewheel_{name}", numbers[:-1], numbers[-1], **labels)
 
     def collect(self) -> Iterator[Family]:
-        """All families; asks the child first, if there is a probe. Part of the Collector interface."""
+        """All families; asks the worker first, if there is a probe. Part of the Collector interface."""
         if (probe := self._probe) is not None:
             try:
                 probe(self.series)

@@ -21,13 +21,13 @@ SECONDS_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 PHASES = ("wait", "compute", "allreduce", "apply", "push")
 """Phases of a training step, in order."""
 JOB_PHASES = (
-    "gathering",
+    "rendezvous",
     "starting servers",
     "starting trainers",
     "running",
     "stopping",
     "draining",
-    "halting",
+    "aborting",
     "over",
 )
 LEVELS = ("warning", "error")
@@ -96,22 +96,22 @@ CATALOGUE: tuple[Metric, ...] = (
     *_metrics(
         Source.AGENT,
         ("agent_info", _G, "Always 1; the label names the version of paddlewheel.", Label("version")),
-        ("agent_joined", _G, "1 while the agent has a seat at the coordinator, else 0."),
-        ("agent_incarnation", _G, "Number of the incarnation whose child runs or ran last; 0 before the first."),
-        ("agent_child_up", _G, "1 while the Paddle child runs, else 0."),
+        ("agent_joined", _G, "1 while the agent has a member at the coordinator, else 0."),
+        ("agent_attempt", _G, "Number of the attempt whose worker runs or ran last; 0 before the first."),
+        ("agent_worker_up", _G, "1 while the Paddle worker runs, else 0."),
         (
-            "agent_child_ready",
+            "agent_worker_ready",
             _G,
-            "1 while the child runs and has said (a trainer) or shown (a server) that it is ready.",
+            "1 while the worker runs and has said (a trainer) or shown (a server) that it is ready.",
         ),
-        ("agent_child_starts_total", _C, "Children started by this agent process."),
+        ("agent_worker_starts_total", _C, "Children started by this agent process."),
         (
-            "agent_child_failures_total",
+            "agent_worker_failures_total",
             _C,
             "Children that ended by themselves and not with code 0: code 64, code 75, a signal, anything else.",
             Label("reason", FAILURES),
         ),
-        ("agent_child_memory_bytes", _G, "Resident memory of the child; 0 without one."),
+        ("agent_worker_memory_bytes", _G, "Resident memory of the worker; 0 without one."),
         (
             "agent_memory_limit_bytes",
             _G,
@@ -120,11 +120,11 @@ CATALOGUE: tuple[Metric, ...] = (
         (
             "agent_memory_limit_seconds",
             _G,
-            "Time until the child's memory reaches the limit, at the growth of ten minutes; +Inf while there is none.",
+            "Time until the worker's memory reaches the limit, at the growth of ten minutes; +Inf while there is none.",
         ),
-        ("agent_child_cpu_seconds_total", _C, "CPU time of all children of this agent process."),
-        ("agent_child_log_lines_total", _C, "Log events of children, by level.", Label("level", LEVELS)),
-        ("agent_last_event_timestamp_seconds", _G, "Unix time of the child's last event; 0 before the first."),
+        ("agent_worker_cpu_seconds_total", _C, "CPU time of all workers of this agent process."),
+        ("agent_worker_log_lines_total", _C, "Log events of workers, by level.", Label("level", LEVELS)),
+        ("agent_last_event_timestamp_seconds", _G, "Unix time of the worker's last event; 0 before the first."),
     ),
     *_metrics(
         Source.TRAINER,
@@ -183,7 +183,7 @@ CATALOGUE: tuple[Metric, ...] = (
     *_metrics(
         Source.COORDINATOR,
         ("job_phase", _G, "1 for the phase the job is in, 0 for the others.", Label("phase", JOB_PHASES)),
-        ("job_incarnation", _G, "Number of the incarnation; 0 before the first."),
+        ("job_attempt", _G, "Number of the attempt; 0 before the first."),
         ("job_restarts_total", _C, "Times the job started again after a loss."),
         ("job_elapsed_seconds", _G, "Seconds since the coordinator started."),
         ("job_members", _G, "Servers and trainers that have joined.", Label("member_role", ("pserver", "trainer"))),

@@ -41,14 +41,14 @@ class JobTelemetry(Collector):
         put, follow = self.series.set, self.series.follow
         for phase in JOB_PHASES:
             put(f"{_P}phase", status["phase"] == phase, phase=phase)
-        put(f"{_P}incarnation", status["incarnation"])
+        put(f"{_P}attempt", status["attempt"])
         follow(f"{_P}restarts_total", status["num_restarts"])
         put(f"{_P}elapsed_seconds", status["elapsed_seconds"])
         members = status["members"]
         for role in ("pserver", "trainer"):
-            seats = [member for member in members if member["role"] == role]
-            put(f"{_P}members_expected", len(seats), member_role=role)
-            put(f"{_P}members", sum(_is_there(seat) for seat in seats), member_role=role)
+            of_role = [member for member in members if member["role"] == role]
+            put(f"{_P}members_expected", len(of_role), member_role=role)
+            put(f"{_P}members", sum(_is_there(member) for member in of_role), member_role=role)
         ages = [member["heartbeat_age_seconds"] for member in members if _is_there(member)]
         put(f"{_P}heartbeat_age_seconds", max(ages, default=0.0))
         if status["progress"]:  # while the job starts again, the last position stays

@@ -1,4 +1,4 @@
-"""What a running child is asked at the time of a scrape: the server's brpc page, the trainer's GPUs.
+"""What a running worker is asked at the time of a scrape: the server's brpc page, the trainer's GPUs.
 
 Never its tables: a server that is asked for key counts during a load or a day boundary may crash. Trainer 0, which has
 these done, counts keys between them and tells the coordinator.
@@ -30,8 +30,8 @@ class ServerProbe:
         self._host, self._port = host, port
 
     @classmethod
-    def of_child(cls, spec_json: str) -> ServerProbe:
-        """For the server that was started with this specification (see pserver.child)."""
+    def of_worker(cls, spec_json: str) -> ServerProbe:
+        """For the server that was started with this specification (see pserver.worker)."""
         spec = json.loads(spec_json)
         host, _, port = spec["endpoints"][spec["rank"]].rpartition(":")
         return cls(host.strip("[]"), int(port))

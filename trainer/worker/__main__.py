@@ -1,4 +1,4 @@
-"""The trainer's Paddle process: `python -m trainer.child`, started by its agent, which speaks JSON lines with it."""
+"""The trainer's Paddle process: `python -m trainer.worker`, started by its agent, which speaks JSON lines with it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paddlewheel.trainer.checkpoint.manifest import CheckpointError
 from paddlewheel.trainer.distributed.process_group import PeerLostError
 from paddlewheel.trainer.job.errors import ConfigError
 from paddlewheel.trainer.loop.train import BadStepsError, RowsLostError, Signals
-from paddlewheel.trainer.worker.agent_channel import AgentLink
+from paddlewheel.trainer.worker.agent_channel import AgentChannel
 from paddlewheel.trainer.worker.coordinator_client import RefusedError
 from paddlewheel.trainer.worker.spec import Spec
-from paddlewheel.trainer.worker.trainer import Incarnation
+from paddlewheel.trainer.worker.trainer import Trainer
 
-EXIT_DONE, EXIT_FIX_JOB, EXIT_RETRY, EXIT_STOPPED = 0, 64, 75, 143
+EXIT_DONE, EX_USAGE, EX_TEMPFAIL, EXIT_STOPPED = 0, 64, 75, 143
 
 
 class _FixJobError(ValueError):
@@ -33,8 +33,8 @@ class _RestoreError(Exception):
     """The checkpoint to begin with is damaged, gone, or of another job; which of them, the coordinator finds out."""
 
 
-def run(spec_line: str, link: AgentLink, signals: Signals) -> int:
-    """One incarnation from its spec; the process's exit code. Errors become an `error` event."""
+def run(spec_line: str, link: AgentChannel, signals: Signals) -> int:
+    """One attempt from its spec; the process's exit code. Errors become an `error` event."""
     try:
         check()
         with ExitStack() as resources:
@@ -43,33 +43,33 @@ def run(spec_line: str, link: AgentLink, signals: Signals) -> int:
             except ValueError as error:
                 raise _FixJobError(str(error)) from error
             try:
-                incarnation = Incarnation(spec, link, signals, resources)
+                attempt = Trainer(spec, link, signals, resources)
             except (CheckpointError, SavedTableError) as error:
                 raise (_FixJobError if spec.restore is None else _RestoreError)(str(error)) from error
             except ValueError as error:
                 raise _FixJobError(str(error)) from error
             gc.freeze()  # what building made stays to the end: the collector need not go through it at every step
-            link.event("ready", step=incarnation.first_step, load_seconds=incarnation.load_seconds)
-            result = incarnation.run()
+            link.event("ready", step=attempt.first_step, load_seconds=attempt.load_seconds)
+            result = attempt.run()
             if result is None:
                 return EXIT_STOPPED
             link.event("result", **result)
     except (DataError, RowsLostError) as error:
-        return _failed(link, "data", str(error), EXIT_FIX_JOB)
+        return _failed(link, "data", str(error), EX_USAGE)
     except (ConfigError, RefusedError, RequirementError, BadStepsError, _FixJobError) as error:
-        return _failed(link, "job", str(error), EXIT_FIX_JOB)
+        return _failed(link, "job", str(error), EX_USAGE)
     except UnavailableError as error:
-        return _failed(link, "runtime", str(error), EXIT_RETRY)
+        return _failed(link, "runtime", str(error), EX_TEMPFAIL)
     except _RestoreError as error:
-        return _failed(link, "checkpoint", str(error), EXIT_RETRY)
+        return _failed(link, "checkpoint", str(error), EX_TEMPFAIL)
     except (PeerLostError, ServerError) as error:
-        return _failed(link, "peer", str(error), EXIT_RETRY)
+        return _failed(link, "peer", str(error), EX_TEMPFAIL)
     except Exception as error:  # noqa: BLE001  whatever it is, the agent must hear of it
-        return _failed(link, "runtime", f"{type(error).__name__}: {error}", EXIT_RETRY)
+        return _failed(link, "runtime", f"{type(error).__name__}: {error}", EX_TEMPFAIL)
     return EXIT_DONE
 
 
-def _failed(link: AgentLink, kind: str, message: str, code: int) -> int:
+def _failed(link: AgentChannel, kind: str, message: str, code: int) -> int:
     link.event("error", kind=kind, message=message, traceback=traceback.format_exc())
     return code
 
@@ -77,10 +77,10 @@ def _failed(link: AgentLink, kind: str, message: str, code: int) -> int:
 def main() -> None:
     """Read the spec, run, exit with the code. Never returns."""
     signals = Signals()
-    link = AgentLink(signals.obey)
+    link = AgentChannel(signals.obey)
     line = sys.stdin.readline()
     if not line:
-        sys.exit(EXIT_RETRY)
+        sys.exit(EX_TEMPFAIL)
     link.listen()
     code = run(line, link, signals)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The child's end of the pipe to its agent: events out, commands and replies in, one JSON object a line."""
+"""The worker's end of the pipe to its agent: events out, commands and replies in, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-class AgentLink:
+class AgentChannel:
     """Talks to the agent. Safe from any thread.
 
     Args:
@@ -49,7 +49,7 @@ class AgentLink:
         self._on_command = on_command
 
     def listen(self) -> None:
-        """Start reading standard input. Its end means that the agent is gone: the process then exits at once."""
+        """StartPoint reading standard input. Its end means that the agent is gone: the process then exits at once."""
         threading.Thread(target=self._read, name="agent-link", daemon=True).start()
 
     def event(self, name: str, **fields: Any) -> None:

@@ -17,13 +17,13 @@ from paddlewheel.trainer.checkpoint.host_transfer import RemoteDraft, load_remot
 from paddlewheel.trainer.checkpoint.object_store import ObjectStore, RemoteCheckpoint
 from paddlewheel.trainer.checkpoint.store import is_remote
 from paddlewheel.trainer.dense.program import DenseProgram
-from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.loop.train import Progress
 from paddlewheel.trainer.worker import warm_start
-from paddlewheel.trainer.worker.agent_channel import AgentLink
-from paddlewheel.trainer.worker.coordinator_client import Coordinator
+from paddlewheel.trainer.worker.agent_channel import AgentChannel
+from paddlewheel.trainer.worker.coordinator_client import CoordinatorClient
 from paddlewheel.trainer.worker.spec import Spec
-from paddlewheel.trainer.worker.table_lifecycle import Lifecycle
+from paddlewheel.trainer.worker.table_lifecycle import TableLifecycle
 
 _COMMITTED, _STOP = 1, 2
 
@@ -32,28 +32,28 @@ class SaveError(RuntimeError):
     """A checkpoint could not be saved or committed, and the job is told to stop then."""
 
 
-class Saver:
-    """All trainers have one, and call it at the same steps; see incarnation.py for what it is given."""
+class Checkpointer:
+    """All trainers have one, and call it at the same steps; see attempt.py for what it is given."""
 
     def __init__(
         self,
         spec: Spec,
         client: Client,
         program: DenseProgram,
-        sync: DenseSync,
-        life: Lifecycle,
-        coordinator: Coordinator,
-        link: AgentLink,
+        sync: ProcessGroup,
+        life: TableLifecycle,
+        coordinator: CoordinatorClient,
+        link: AgentChannel,
     ) -> None:
         self._spec, self._client, self._program, self._sync = spec, client, program, sync
         self._life, self._coordinator, self._link = life, coordinator, link
         self.restored_step = self.saved_step = -1
         self.saved: dict[str, Any] = {}
         """On trainer 0, of the newest checkpoint, saved or restored: `keys`, `checkpoint`, and of one that was saved in
-        this incarnation `checkpoint_seconds`."""
+        this attempt `checkpoint_seconds`."""
 
     def has(self, step: int) -> bool:
-        """Whether there is a checkpoint of this step, as far as this incarnation knows."""
+        """Whether there is a checkpoint of this step, as far as this attempt knows."""
         return step in {self.saved_step, self.restored_step}
 
     def address(self, step: int) -> str | None:
@@ -79,7 +79,7 @@ class Saver:
             self.saved = {"keys": {name: told["keys"] for name, told in tables.items()}, "checkpoint": address}
         return saved
 
-    def begin_warm(self, inputs: InputSignature) -> dict[str, Any] | None:
+    def warm_start_tables(self, inputs: InputSignature) -> dict[str, Any] | None:
         """Begin with another job's model: trainer 0 fills the servers, all take the dense part.
 
         Args:
@@ -131,9 +131,9 @@ class Saver:
 
         Args:
             progress: the step.
-            trained: the rows since the last save, as `SpanLog.take` gives them.
+            trained: the rows since the last save, as `TrainedSpans.take` gives them.
             facts: what the manifest is to say beside the job, its tables and the rows.
-            advance_day: tables whose day ends here. Then a save that fails ends the incarnation: some servers have
+            advance_day: tables whose day ends here. Then a save that fails ends the attempt: some servers have
                 advanced their days, and only a restore can tell which.
 
         Returns:
@@ -148,8 +148,8 @@ class Saver:
         outcome = 0
         if self._spec.rank == 0:
             outcome = self._save_and_commit(progress.step, draft, cursor, started, facts, advance_day)
-        self._sync.rendezvous()  # trainer 0 may have saved for long
-        outcome = max(self._sync.gather(outcome))
+        self._sync.long_barrier()  # trainer 0 may have saved for long
+        outcome = max(self._sync.all_gather(outcome))
         if outcome == _STOP:
             raise SaveError("a checkpoint failed, and the coordinator ended the job: see trainer 0's log")
         if outcome == _COMMITTED:
@@ -174,7 +174,7 @@ class Saver:
         try:
             draft = self._draft(name, step)
             tables = draft.save(self._client, advance_day=advance_day)
-            self._life.saved(tables, readable=not is_remote(draft.address))
+            self._life.on_saved(tables, readable=not is_remote(draft.address))
             keys = {table: saved.num_rows for table, saved in tables.items()}
             draft.finish(
                 dense=self._program.state(),
@@ -204,10 +204,10 @@ class Saver:
         self._link.event("log", level="error", message=f"checkpoint of step {step} failed: {reply['error']}")
         return _STOP if reply.get("stop") else 0
 
-    def count_day(self, tables: Sequence[str], step: int) -> None:
+    def advance_unseen_days(self, tables: Sequence[str], step: int) -> None:
         """Only a save has the servers count a day; this one is thrown away. For trainer 0."""
         location = self._spec.job.checkpoint_location
-        name = f".step-{step}-incarnation-{self._spec.incarnation}-draft-boundary"
+        name = f".step-{step}-attempt-{self._spec.attempt}-draft-boundary"
         self._draft(name, step).save(self._client, advance_day=tables)
         if is_remote(location):
             assert self._spec.staging is not None

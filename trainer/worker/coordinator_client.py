@@ -10,14 +10,14 @@ from paddlewheel.data_pipeline.dataset import Dataset, Slice
 from paddlewheel.data_pipeline.errors import DataError
 from paddlewheel.trainer.coordinator.row_ledger import runs_of
 from paddlewheel.trainer.telemetry import DurationHistogram
-from paddlewheel.trainer.worker.agent_channel import AgentLink
+from paddlewheel.trainer.worker.agent_channel import AgentChannel
 
 
 class RefusedError(ValueError):
     """The coordinator refused a request; asking again, or starting again, cannot help."""
 
 
-class Coordinator:
+class CoordinatorClient:
     """Asks and waits for the reply.
 
     Raises (all methods):
@@ -25,7 +25,7 @@ class Coordinator:
         RefusedError: it refused for another reason.
     """
 
-    def __init__(self, link: AgentLink) -> None:
+    def __init__(self, link: AgentChannel) -> None:
         self._link = link
         self.lease_waits = DurationHistogram()
         """How long the loader has waited for leases."""
@@ -52,7 +52,7 @@ class Coordinator:
     def cursor(self, step: int, epoch: int, trained: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         """What rows the model of this step has seen, and the name for a draft; waits for all trainers.
 
-        trained: as `SpanLog.take` gives it.
+        trained: as `TrainedSpans.take` gives it.
         """
         reply = self._ask("cursor", step=step, epoch=epoch, **trained)
         return reply["cursor"], reply["draft"]

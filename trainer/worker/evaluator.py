@@ -1,4 +1,4 @@
-"""Evaluations of one incarnation: which was the best, where its checkpoint is, and whether to go on."""
+"""Evaluations of one attempt: which was the best, where its checkpoint is, and whether to go on."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from paddlewheel.pserver.client import Client
 from paddlewheel.trainer.checkpoint.folder_store import open_address
 from paddlewheel.trainer.checkpoint.store import Checkpoints
 from paddlewheel.trainer.dense.program import DenseProgram
-from paddlewheel.trainer.distributed.process_group import DenseSync
-from paddlewheel.trainer.loop.early_stopping import BestSoFar, due, due_after_epoch
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
+from paddlewheel.trainer.loop.early_stopping import EarlyStopping, due, due_after_epoch
 from paddlewheel.trainer.loop.evaluate import evaluate
 from paddlewheel.trainer.loop.train import Progress, Signals
-from paddlewheel.trainer.worker.agent_channel import AgentLink
-from paddlewheel.trainer.worker.checkpointer import Saver
+from paddlewheel.trainer.worker.agent_channel import AgentChannel
+from paddlewheel.trainer.worker.checkpointer import Checkpointer
 from paddlewheel.trainer.worker.spec import Spec
 
 _SECONDS_BETWEEN_PROGRESS = 0.5
 
 
-class Judge:
+class Evaluator:
     """All trainers have one, and call it at the same steps; each reads its share of the rows.
 
     Args:
@@ -39,15 +39,15 @@ class Judge:
         data: Dataset | None,
         program: DenseProgram,
         client: Client,
-        sync: DenseSync,
-        link: AgentLink,
-        saver: Saver,
+        sync: ProcessGroup,
+        link: AgentChannel,
+        saver: Checkpointer,
         signals: Signals,
     ) -> None:
         self._spec, self._data, self._program, self._client = spec, data, program, client
         self._sync, self._link, self._saver, self._signals = sync, link, saver, signals
         self._config = spec.job.train.evaluation
-        self._best = BestSoFar(self._config)
+        self._best = EarlyStopping(self._config)
         self._best_checkpoint: str | None = None
         self.evaluations: list[dict[str, Any]] = []
         self.stopped_early = False
@@ -71,7 +71,7 @@ class Judge:
             marked = best
         self._best_checkpoint = marked
 
-    def owes(self, step: int, *, ended_epoch: int | None, epochs: int) -> bool:
+    def needs_evaluation(self, step: int, *, ended_epoch: int | None, epochs: int) -> bool:
         """Whether the restored checkpoint's step may lack its evaluation, the mark of the best, or the end of training.
 
         What came after a checkpoint was saved may be lost. ended_epoch: the one that ended at this step, if one did.

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from paddlewheel.pserver import delta_chain
 from paddlewheel.pserver.saved_tables import open_table
-from paddlewheel.trainer.worker.agent_channel import AgentLink
+from paddlewheel.trainer.worker.agent_channel import AgentChannel
 from paddlewheel.trainer.worker.spec import Spec
 
 
-def publish_day(spec: Spec, link: AgentLink, epoch: int, address: str, num_boundaries: Mapping[str, int]) -> None:
+def publish_day(spec: Spec, link: AgentChannel, epoch: int, address: str, num_boundaries: Mapping[str, int]) -> None:
     """Adds a link to each table's chain, if the job is by days and publishes. Only trainer 0 does.
 
     A failure is told, and no reason to end training.

@@ -21,7 +21,7 @@ class Spec:
     server_identities: list[str] | None
     store: str
     interface: str | None
-    incarnation: int
+    attempt: int
     restore: str | None
     staging: StagingPlan | None = None
     days: tuple[str, ...] | None = None
@@ -44,7 +44,7 @@ class Spec:
             server_identities=raw.get("server_identities"),
             store=raw["store"],
             interface=raw.get("interface"),
-            incarnation=raw.get("incarnation", 1),
+            attempt=raw.get("attempt", 1),
             restore=raw.get("restore"),
             staging=StagingPlan.from_json(raw["staging"]) if raw.get("staging") else None,
             days=tuple(raw["days"]) if raw.get("days") is not None else None,

@@ -13,9 +13,9 @@ from typing import Any
 from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.config import Tables
 from paddlewheel.pserver.saved_tables import SavedTable, count_embeddings, row_bytes
-from paddlewheel.trainer.distributed.process_group import DenseSync
-from paddlewheel.trainer.loop.new_keys import Growth
-from paddlewheel.trainer.worker.agent_channel import AgentLink
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
+from paddlewheel.trainer.loop.new_keys import NewKeyCounter
+from paddlewheel.trainer.worker.agent_channel import AgentChannel
 from paddlewheel.trainer.worker.day_boundaries import Boundaries
 
 _SECONDS_BETWEEN_COUNTS, _SHARE_OF_COUNTS = 10.0, 0.02
@@ -34,7 +34,7 @@ class _Day:
     """Once it is over."""
 
 
-class Lifecycle:
+class TableLifecycle:
     """See the module.
 
     Args:
@@ -48,9 +48,9 @@ class Lifecycle:
         tables: Tables,
         days: Sequence[str] | None,
         client: Client,
-        sync: DenseSync,
-        link: AgentLink,
-        growth: Growth,
+        sync: ProcessGroup,
+        link: AgentChannel,
+        growth: NewKeyCounter,
     ) -> None:
         self._tables, self._days = tables, days
         self._client, self._sync, self._link, self._growth = client, sync, link, growth
@@ -65,7 +65,7 @@ class Lifecycle:
 
     # -- boundaries
 
-    def carry_out(self, tables: Sequence[str], position: int, *, rows: int, redone: bool = False) -> None:
+    def run_boundary(self, tables: Sequence[str], position: int, *, rows: int, redone: bool = False) -> None:
         """The day boundary of these tables. Nothing is in flight on any trainer, and their days are advanced.
 
         All trainers call it, at the same position (see `Boundaries`), after the checkpoint of that position.
@@ -83,7 +83,7 @@ class Lifecycle:
             day = {"day": self._days[position - 1]} if self._days is not None else {}
             self._link.event("boundary", **day, rows=rows, tables=told, redone=redone)
         self.boundaries.carried_out(tables, position)
-        self._sync.rendezvous()
+        self._sync.long_barrier()
 
     # -- days
 
@@ -95,7 +95,7 @@ class Lifecycle:
                 self._keys = self._client.num_keys()
                 self._day.keys_at_start = {name: sum(keys) for name, keys in self._keys.items()}
 
-    def validated(self, report: Mapping[str, Any]) -> None:
+    def on_validated(self, report: Mapping[str, Any]) -> None:
         """The day's rows were scored before any of them was trained."""
         names = ("rows", "auc", "logloss", "calibration", "normalised_entropy", "labels")
         self._day.validation = {name: report[name] for name in names if name in report}
@@ -105,7 +105,7 @@ class Lifecycle:
         """All rows of the day are trained; the checkpoint of its end comes next."""
         self._day.seconds = seconds
 
-    def tell_day(self, epoch: int) -> None:
+    def report_day(self, epoch: int) -> None:
         """The checkpoint of this day's end, which `saved` has taken, is committed."""
         day = self._day
         if self._sync.rank != 0 or day.epoch != epoch:
@@ -135,7 +135,7 @@ class Lifecycle:
         if state is not None and self._days is not None:
             self._day = _Day(**state["day"])
 
-    def saved(self, tables: Mapping[str, SavedTable], *, readable: bool = True) -> None:
+    def on_saved(self, tables: Mapping[str, SavedTable], *, readable: bool = True) -> None:
         """Take what a save of the tables holds; its parts are the tables' shards. readable: they lie where they say."""
         for name, table in tables.items():
             rows = [part.num_rows for part in table.parts]
@@ -148,7 +148,7 @@ class Lifecycle:
     def figures(self) -> dict[str, Any]:
         """For a progress event: tables as they were last counted, growth as of now.
 
-        By table: `keys` of each server, `bytes` of their rows, `new` as `Growth` counts them, `evicted` since the
+        By table: `keys` of each server, `bytes` of their rows, `new` as `NewKeyCounter` counts them, `evicted` since the
         start, `admitted` (keys with an embedding) and `shard_skew` (largest shard against the mean) as last saved.
         """
         now = time.monotonic()

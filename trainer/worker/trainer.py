@@ -1,4 +1,4 @@
-"""One trainer in one incarnation: build or restore, train, save, evaluate. The coordinator decides; this does.
+"""One trainer in one attempt: build or restore, train, save, evaluate. The coordinator decides; this does.
 
 What is asked of the coordinator, and when, is described in coordinator/README.md.
 """
@@ -31,30 +31,30 @@ from paddlewheel.trainer.checkpoint.object_store import RemoteCheckpoint
 from paddlewheel.trainer.checkpoint.trained_model import inputs_of, trained_with
 from paddlewheel.trainer.dense.backend import dense_program
 from paddlewheel.trainer.dense.inputs import layouts
-from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.loop.early_stopping import due, due_after_epoch
-from paddlewheel.trainer.loop.embedding_pipeline import Exchange, Traffic
+from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline, Traffic
 from paddlewheel.trainer.loop.evaluate import BrokenOffError
 from paddlewheel.trainer.loop.loss_curve import LossCurve
 from paddlewheel.trainer.loop.lr_schedule import rate_factor
 from paddlewheel.trainer.loop.negative_sampling import sample_negatives
-from paddlewheel.trainer.loop.new_keys import Growth
-from paddlewheel.trainer.loop.span_log import SpanLog
+from paddlewheel.trainer.loop.new_keys import NewKeyCounter
+from paddlewheel.trainer.loop.span_log import TrainedSpans
 from paddlewheel.trainer.loop.train import Progress, Signals, TrainLoop
-from paddlewheel.trainer.worker.agent_channel import AgentLink
-from paddlewheel.trainer.worker.checkpointer import Saver
-from paddlewheel.trainer.worker.coordinator_client import Coordinator
+from paddlewheel.trainer.worker.agent_channel import AgentChannel
+from paddlewheel.trainer.worker.checkpointer import Checkpointer
+from paddlewheel.trainer.worker.coordinator_client import CoordinatorClient
 from paddlewheel.trainer.worker.epoch_data import Epochs
-from paddlewheel.trainer.worker.evaluator import Judge
+from paddlewheel.trainer.worker.evaluator import Evaluator
 from paddlewheel.trainer.worker.first_biases import first_biases
 from paddlewheel.trainer.worker.publish import publish_day
 from paddlewheel.trainer.worker.spec import Spec
-from paddlewheel.trainer.worker.table_lifecycle import Lifecycle
+from paddlewheel.trainer.worker.table_lifecycle import TableLifecycle
 
 _SECONDS_BETWEEN_PROGRESS = 0.5
 
 
-class Incarnation:
+class Trainer:
     """All that this trainer holds: data, servers, dense part, place in the group.
 
     Building it restores the checkpoint that the spec names and ends when all trainers are as far.
@@ -63,10 +63,10 @@ class Incarnation:
         ValueError (ConfigError, DataError, CheckpointError): the job, its data or its checkpoint cannot be used.
     """
 
-    def __init__(self, spec: Spec, link: AgentLink, signals: Signals, resources: ExitStack) -> None:
+    def __init__(self, spec: Spec, link: AgentChannel, signals: Signals, resources: ExitStack) -> None:
         self._spec, self._link, self._signals = spec, link, signals
-        self._traffic, self._growth, self._log = Traffic(), Growth(), SpanLog()
-        self._coordinator = Coordinator(link)
+        self._traffic, self._growth, self._log = Traffic(), NewKeyCounter(), TrainedSpans()
+        self._coordinator = CoordinatorClient(link)
         self._data_counters: Counter[str] = Counter()  # of epochs that are over
         self._own_left_out: Counter[str] = Counter()  # of this trainer's batches, since the start
         self._left_out_before: Counter[str] = Counter()  # of all trainers, before the restored checkpoint
@@ -78,7 +78,7 @@ class Incarnation:
         if spec.mode == "train":
             self._epochs = self._open_epochs()
         self._inputs = self._check_inputs()
-        self._sync = DenseSync(spec.rank, spec.num_trainers, spec.store, interface=spec.interface)
+        self._sync = ProcessGroup(spec.rank, spec.num_trainers, spec.store, interface=spec.interface)
         self._client = resources.enter_context(
             Client(
                 used,
@@ -107,9 +107,11 @@ class Incarnation:
             rate_factor=lambda step: rate_factor(job.train.dense.schedule, step, self._total_steps),
             wire=job.train.allreduce,
         )
-        self._life = Lifecycle(used, spec.days, self._client, self._sync, link, self._growth)
-        self._saver = Saver(spec, self._client, self._program, self._sync, self._life, self._coordinator, link)
-        self._judge = Judge(spec, self._eval_data, self._program, self._client, self._sync, link, self._saver, signals)
+        self._life = TableLifecycle(used, spec.days, self._client, self._sync, link, self._growth)
+        self._saver = Checkpointer(spec, self._client, self._program, self._sync, self._life, self._coordinator, link)
+        self._judge = Evaluator(
+            spec, self._eval_data, self._program, self._client, self._sync, link, self._saver, signals
+        )
         self._curve = LossCurve()
         self._warm_start: dict[str, Any] | None = None
         self._first_predictions: dict[str, Any] | None = None  # on trainer 0: see `first_biases`
@@ -118,14 +120,14 @@ class Incarnation:
         if spec.restore is not None:
             self._restore(spec.restore)
         elif spec.mode == "train" and job.warm_start is not None:
-            self._warm_start = self._saver.begin_warm(self._inputs)
+            self._warm_start = self._saver.warm_start_tables(self._inputs)
         biases = self._first_biases() if spec.restore is None and spec.mode == "train" else None
         self.load_seconds = time.monotonic() - started
         """What restoring has taken this trainer; on trainer 0 the servers' load is part of it."""
-        self._sync.rendezvous()  # trainer 0 may have loaded for long
+        self._sync.long_barrier()  # trainer 0 may have loaded for long
         self._check_same_inputs()
         if biases is not None:
-            self._program.set_output_biases(self._sync.sum(biases))
+            self._program.set_output_biases(self._sync.all_reduce(biases))
         self._check_identical()
         self._started = self._reported = time.monotonic()
         self._rows_before, self._taken_before = self._loop.progress.rows, self._loop.progress.taken
@@ -141,7 +143,7 @@ class Incarnation:
             return self._run()
         except BrokenOffError:
             # an evaluation: no push is in flight on any trainer, and what was read ahead is not in the log
-            save = max(self._sync.gather(int(self._signals.save_before_stop)))
+            save = max(self._sync.all_gather(int(self._signals.save_before_stop)))
             if save and not self._saver.has(self._loop.progress.step):
                 self._checkpoint()
             return None
@@ -182,19 +184,19 @@ class Incarnation:
         spec, progress = self._spec, self._loop.progress
         if spec.rank == 0:
             if isinstance(saved, RemoteCheckpoint):
-                self._life.saved(tables_of(saved), readable=False)
+                self._life.on_saved(tables_of(saved), readable=False)
             else:
-                self._life.saved({name: open_table(saved.sparse / name) for name in spec.job.data.tables})
+                self._life.on_saved({name: open_table(saved.sparse / name) for name in spec.job.data.tables})
         if spec.days is not None and self._ended_epoch is not None:
-            self._life.tell_day(self._ended_epoch)  # told already, unless something was lost just then
+            self._life.report_day(self._ended_epoch)  # told already, unless something was lost just then
             publish_day(spec, self._link, self._ended_epoch, address, self._life.boundaries.counts)
         tables = self._life.boundaries.due(self._position)
         if tables and progress.epoch < spec.num_epochs:
             if spec.rank == 0 and any(
                 spec.job.tables[name].lifecycle.delete_after_unseen_days is not None for name in tables
             ):
-                self._saver.count_day(tables, progress.step)
-            self._life.carry_out(tables, self._position, rows=progress.taken, redone=True)
+                self._saver.advance_unseen_days(tables, progress.step)
+            self._life.run_boundary(tables, self._position, rows=progress.taken, redone=True)
 
     def _first_biases(self) -> NDArray[np.float64] | None:
         """Output biases for all trainers to add up, since trainer 0 alone has found them; None: they stay at zero."""
@@ -257,7 +259,7 @@ class Incarnation:
     def _check_same_inputs(self) -> None:
         """Each trainer reads `data.fitted` from a disk of its own. Raises DataError."""
         mine = xxhash.xxh3_64_intdigest(self._inputs.identity.encode()) >> 1
-        found = self._sync.gather(mine)
+        found = self._sync.all_gather(mine)
         if len(set(found)) > 1:
             others = ", ".join(f"trainer {rank}: {value:016x}" for rank, value in enumerate(found))
             raise DataError(
@@ -271,7 +273,7 @@ class Incarnation:
         for name, value in sorted(self._program.state().items()):
             digest.update(name.encode())
             digest.update(value.tobytes())
-        hashes = self._sync.gather(digest.intdigest() >> 1)
+        hashes = self._sync.all_gather(digest.intdigest() >> 1)
         if len(set(hashes)) > 1:
             raise AssertionError(f"dense parameters differ between trainers: {[f'{h:x}' for h in hashes]}")
         return f"{hashes[0]:016x}"
@@ -279,8 +281,10 @@ class Incarnation:
     def _train(self) -> dict[str, Any] | None:
         job, progress = self._spec.job, self._loop.progress
         passes: list[dict[str, float]] = []
-        owes = self._judge.owes(progress.step, ended_epoch=self._ended_epoch, epochs=self._epochs.num_epochs)
-        is_over = owes and not self._is_to_go_on()
+        needs_evaluation = self._judge.needs_evaluation(
+            progress.step, ended_epoch=self._ended_epoch, epochs=self._epochs.num_epochs
+        )
+        is_over = needs_evaluation and not self._is_to_go_on()
         left = range(progress.epoch, progress.epoch if is_over else self._epochs.num_epochs)
         for epoch in left:
             progress.epoch = epoch
@@ -328,7 +332,7 @@ class Incarnation:
         counters = self._counters()
 
         def total(name: str, own: Mapping[str, int]) -> int:
-            return self._left_out_before[name] + sum(self._sync.gather(own.get(name, 0)))
+            return self._left_out_before[name] + sum(self._sync.all_gather(own.get(name, 0)))
 
         lists = [feature.name for feature in self._spec.job.data.sparse if feature.multi_valued]
         truncated = {name: total(f"truncated_ids.{name}", counters) for name in lists}
@@ -368,7 +372,7 @@ class Incarnation:
         synchronous = job.train.max_staleness_steps == 0 and spec.num_trainers > 1
         with (
             Loader(data, self._train_data, slices, seed=job.seed, epoch=epoch, resume=done) as loader,
-            Exchange(
+            EmbeddingPipeline(
                 self._client,
                 self._sampled(iter(loader), epoch),
                 max_staleness_steps=job.train.max_staleness_steps,
@@ -399,7 +403,7 @@ class Incarnation:
         self._life.begin_day(epoch, data.num_rows)
         has_learnt = self._loop.progress.step > 0 or self._spec.job.warm_start is not None
         if is_new and has_learnt and days is not None and days.evaluate_first:
-            self._life.validated(self._judge.evaluate(data))
+            self._life.on_validated(self._judge.evaluate(data))
             self._link.event("phase", phase="training")
 
     def _end_day(self, epoch: int, seconds: float) -> None:
@@ -408,12 +412,12 @@ class Incarnation:
         self._life.end_day(seconds)
         tables = self._life.boundaries.due(epoch + 1) if epoch + 1 < self._epochs.num_epochs else ()
         if self._checkpoint(advance_day=tables):
-            self._life.tell_day(epoch)
+            self._life.report_day(epoch)
             address = self._saver.saved.get("checkpoint", "")
             publish_day(self._spec, self._link, epoch, address, self._life.boundaries.counts)
             if tables:
-                self._life.carry_out(tables, epoch + 1, rows=progress.taken)
-        self._sync.rendezvous()  # trainer 0 may have published for long
+                self._life.run_boundary(tables, epoch + 1, rows=progress.taken)
+        self._sync.long_barrier()  # trainer 0 may have published for long
 
     def _boundary_due(self) -> bool:
         """Whether rows make a boundary here, and more rows follow."""
@@ -424,7 +428,7 @@ class Incarnation:
         taken = self._loop.progress.taken
         tables = self._life.boundaries.due(taken)
         self._checkpoint(advance_day=tables)
-        self._life.carry_out(tables, taken, rows=taken)
+        self._life.run_boundary(tables, taken, rows=taken)
 
     def _sampled(self, batches: Iterator[Batch], epoch: int) -> Iterator[Batch]:
         """The batches, without the rows that `train.negative_sampling` leaves out."""
@@ -500,7 +504,7 @@ class Incarnation:
         return (self._epochs.num_rows - taken) * seconds / done if done > 0 else None
 
     def _checkpoint(self, advance_day: Sequence[str] = ()) -> bool:
-        """See `Saver.save`."""
+        """See `Checkpointer.save`."""
         facts = {
             "inputs_seen": self._inputs.model_dump(mode="json"),
             "warm_start": self._warm_start,
@@ -513,5 +517,5 @@ class Incarnation:
         return self._saver.save(self._loop.progress, self._log.take(), facts, advance_day)
 
     def _is_to_go_on(self) -> bool:
-        """See `Judge.judge`."""
+        """See `Evaluator.judge`."""
         return self._judge.judge(self._loop.progress, self._checkpoint)

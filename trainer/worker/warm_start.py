@@ -1,6 +1,6 @@
 """Beginning a job with what another one has learnt. What can be refused is refused from descriptions, without Paddle.
 
-The tables are rewritten by `pserver.warm_start`; the first incarnation of a job calls `write_tables` and loads them.
+The tables are rewritten by `pserver.warm_start`; the first attempt of a job calls `write_tables` and loads them.
 """
 
 from __future__ import annotations

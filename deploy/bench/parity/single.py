@@ -15,10 +15,10 @@ from paddlewheel.pserver.client import Client
 from paddlewheel.trainer.dense.backend import dense_program
 from paddlewheel.trainer.dense.inputs import layouts
 from paddlewheel.trainer.dense.program import DenseProgram
-from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.loop.early_stopping import due_after_epoch
-from paddlewheel.trainer.loop.embedding_pipeline import Exchange
+from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
 from paddlewheel.trainer.loop.evaluate import evaluate
 from paddlewheel.trainer.loop.lr_schedule import rate_factor
 from paddlewheel.trainer.loop.negative_sampling import sample_negatives
@@ -33,7 +33,7 @@ def run(job: JobConfig) -> dict[str, Any]:
     """
     tables = {name: job.tables[name] for name in job.data.tables}
     client = cast("Client", MemoryClient(tables, job.seed))
-    sync = DenseSync(0, 1, "", interface=None)
+    sync = ProcessGroup(0, 1, "", interface=None)
     program = dense_program(job, layouts(job.data, tables), rank=0)
     data = Dataset.open(job.data.train, job.data)
     if job.train.start_at_label_rate:
@@ -57,7 +57,9 @@ def run(job: JobConfig) -> dict[str, Any]:
             batches = iter(loader)
             if job.train.negative_sampling is not None:
                 batches = sample_negatives(batches, job.train.negative_sampling, seed=job.seed, epoch=epoch)
-            with Exchange(client, batches, max_staleness_steps=0, embedding_l2=job.train.embedding_l2) as exchange:
+            with EmbeddingPipeline(
+                client, batches, max_staleness_steps=0, embedding_l2=job.train.embedding_l2
+            ) as exchange:
                 loop.epoch(exchange, rows_left=data.num_rows, synchronous=False, on_checkpoint=lambda: None)
         if job.data.eval and due_after_epoch(job.train.evaluation, epoch, job.train.epochs):
             evaluations.append({"epoch": epoch, **_evaluate(job, program, client, sync)})
@@ -77,7 +79,7 @@ def run(job: JobConfig) -> dict[str, Any]:
     return result
 
 
-def _evaluate(job: JobConfig, program: DenseProgram, client: Client, sync: DenseSync) -> dict[str, Any]:
+def _evaluate(job: JobConfig, program: DenseProgram, client: Client, sync: ProcessGroup) -> dict[str, Any]:
     data = Dataset.open(job.data.eval, job.data)
     slices = assign(plan_epoch(data, job.seed, 0), 1, 0)
     with Loader(data, job.data, slices, seed=job.seed, epoch=0, training=False) as loader:

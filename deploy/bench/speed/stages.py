@@ -85,13 +85,13 @@ def to_batches(job: JobConfig, spec: Spec, _: Path) -> Told:
 
 def exchange(job: JobConfig, spec: Spec, directory: Path) -> Told:
     """Pull and push of the job's batches against real servers, in two threads as in training; no dense part."""
-    from paddlewheel.trainer.loop.embedding_pipeline import Exchange
+    from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
 
     kept = list(islice(_batches(job, 0), spec["max_batches"]))
 
     def once() -> int:
         rows = 0
-        with Exchange(client, iter(kept), max_staleness_steps=job.train.max_staleness_steps) as exchanging:
+        with EmbeddingPipeline(client, iter(kept), max_staleness_steps=job.train.max_staleness_steps) as exchanging:
             for batch, values in exchanging:
                 exchanging.push(batch, values, values)
                 rows += batch.num_rows

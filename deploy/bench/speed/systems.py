@@ -205,7 +205,7 @@ async def stage(name: str, setting: Setting, directory: Path, **options: Any) ->
     environment = _environment(setting)
     if name == "matmul":  # it computes with NumPy's library, which a trainer keeps to one thread
         environment = {"OPENBLAS_NUM_THREADS": str(setting.threads), **environment}
-    environment |= math_environment(os.environ | environment)  # as an agent gives it to its child
+    environment |= math_environment(os.environ | environment)  # as an agent gives it to its worker
     async with watching(directory) as watch:
         await watch.start("trainer", command, environment=environment, name=name)
         await watch.finish(name, seconds=setting.timeout_seconds)

@@ -13,7 +13,7 @@ from tests.integration.control.jobs import Job
 
 @pytest.fixture(name="start_job")
 def fixture_start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """`start_job(plan, changes, **control)`: see fake_child.py and run_fake_job.py."""
+    """`start_job(plan, changes, **control)`: see fake_worker.py and run_fake_job.py."""
     started: list[Job] = []
 
     def start(plan: dict[str, Any], changes: dict[str, Any] | None = None, **control: Any) -> Job:

@@ -1,6 +1,6 @@
 """Stands in for both Paddle children: speaks their protocol, and misbehaves as FAKE_PLAN says. Needs no Paddle.
 
-FAKE_PLAN is JSON: {"trainer 1": {"at_step": 5, "do": "kill", "incarnations": [1]}, "*": {"steps": 20}}.
+FAKE_PLAN is JSON: {"trainer 1": {"at_step": 5, "do": "kill", "attempts": [1]}, "*": {"steps": 20}}.
 "do" is one of: kill, stop (SIGSTOP), hang, exit (with "code"), error (with "kind" and "message", then "code"); when
 saving also full (a full disk) and refuse (a folder that can never be saved to).
 "at" is "start", "loading", "saving" (trainer 0: in the middle of a save) or "cursor" (each trainer: before it asks).
@@ -33,19 +33,19 @@ def main() -> None:
     role = "trainer" if "servers" in spec else "pserver"
     plans = json.loads(os.environ.get("FAKE_PLAN", "{}"))
     mine = plans.get(f"{role} {spec['rank']}", {})
-    if spec["incarnation"] not in mine.get("incarnations", [spec["incarnation"]]):
+    if spec["attempt"] not in mine.get("attempts", [spec["attempt"]]):
         mine = {}
     plan = {**plans.get("*", {}), **mine}
-    sys.stdout.write(f"fake {role} {spec['rank']} of incarnation {spec['incarnation']}\n")
+    sys.stdout.write(f"fake {role} {spec['rank']} of attempt {spec['attempt']}\n")
     sys.stdout.flush()
-    child = Child(plan)
+    worker = Worker(plan)
     if role == "pserver":
-        serve(spec, child)
+        serve(spec, worker)
     else:
-        Trainer(spec, child).run()
+        Trainer(spec, worker).run()
 
 
-class Child:
+class Worker:
     """Its plan, and its pipe to the agent."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ class Child:
                 os._exit(plan["code"])
 
 
-def serve(spec: dict[str, Any], child: Child) -> None:
+def serve(spec: dict[str, Any], worker: Worker) -> None:
     class Pages(http.server.BaseHTTPRequestHandler):
         """Health, and by which a server's process is known, as brpc tells them."""
 
@@ -93,14 +93,14 @@ def serve(spec: dict[str, Any], child: Child) -> None:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    child.misbehave(at="start")
-    time.sleep(child.plan.get("start_seconds", 0))
+    worker.misbehave(at="start")
+    time.sleep(worker.plan.get("startup_timeout_seconds", 0))
     host, port = spec["endpoints"][spec["rank"]].rsplit(":", 1)
     server = http.server.ThreadingHTTPServer((host, int(port)), Pages)
     server.daemon_threads = True
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    if "at_seconds" in child.plan:
-        timer = threading.Timer(child.plan["at_seconds"], child.misbehave)
+    if "at_seconds" in worker.plan:
+        timer = threading.Timer(worker.plan["at_seconds"], worker.misbehave)
         timer.daemon = True
         timer.start()
     server.serve_forever()
@@ -109,8 +109,8 @@ def serve(spec: dict[str, Any], child: Child) -> None:
 class Trainer:
     """Trains by leases. Real trainers agree by AllReduce; these meet through files in the run folder."""
 
-    def __init__(self, spec: dict[str, Any], child: Child) -> None:
-        self.spec, self.child, self.plan = spec, child, child.plan
+    def __init__(self, spec: dict[str, Any], worker: Worker) -> None:
+        self.spec, self.worker, self.plan = spec, worker, worker.plan
         self.rank, self.num_trainers = spec["rank"], spec["num_trainers"]
         self.numbers, self.replies = itertools.count(1), queue.SimpleQueue[dict[str, Any]]()
         self.stop = self.checkpoint = False
@@ -120,7 +120,7 @@ class Trainer:
         self.seen: list[list[int]] = []  # the model: epoch, slice, first row, rows
         self.spans: list[list[int]] = []
         self.meetings = itertools.count()
-        self.place = Path(spec["run_dir"], f"meet-{spec['incarnation']}")
+        self.place = Path(spec["run_dir"], f"meet-{spec['attempt']}")
         self.place.mkdir(exist_ok=True)
 
     def read(self) -> None:
@@ -135,11 +135,11 @@ class Trainer:
 
     def ask(self, what: str, **fields: object) -> dict[str, Any]:
         number = next(self.numbers)
-        self.child.emit("request", id=number, what=what, **fields)
+        self.worker.emit("request", id=number, what=what, **fields)
         reply = self.replies.get()
         assert reply["reply"] == number, reply
         if "error" in reply and "committed" not in reply:
-            self.child.emit("error", kind=reply["kind"], message=reply["error"], traceback="")
+            self.worker.emit("error", kind=reply["kind"], message=reply["error"], traceback="")
             os._exit(64 if reply["kind"] == "data" else 75)
         return reply
 
@@ -161,25 +161,25 @@ class Trainer:
 
     def run(self) -> None:
         threading.Thread(target=self.read, daemon=True).start()
-        self.child.misbehave(at="start")
+        self.worker.misbehave(at="start")
         self.restore()
-        self.child.emit("ready")
+        self.worker.emit("ready")
         for epoch in range(self.epoch, self.epochs if self.spec["mode"] == "train" else 0):
             self.epoch = epoch
-            self.child.emit("phase", phase="training")
+            self.worker.emit("phase", phase="training")
             if not self.train():
                 os._exit(143)
         if self.spec["mode"] == "train":
             self.save()
-        self.child.misbehave(at_step="end")
-        self.child.emit(
+        self.worker.misbehave(at_step="end")
+        self.worker.emit(
             "result", mode=self.spec["mode"], rows=self.rows, seconds=1.0, rows_per_second=1.0, loss=0.5, keys={}
         )
         os._exit(0)
 
     def restore(self) -> None:
-        self.child.emit("phase", phase="loading")
-        self.child.misbehave(at="loading")
+        self.worker.emit("phase", phase="loading")
+        self.worker.misbehave(at="loading")
         if self.spec["restore"] is None:
             return
         from paddlewheel.trainer.checkpoint import manifest as checkpoint
@@ -187,7 +187,7 @@ class Trainer:
         try:
             saved = checkpoint.read(Path(self.spec["restore"]))
         except checkpoint.CheckpointError as error:
-            self.child.emit("error", kind="checkpoint", message=str(error))
+            self.worker.emit("error", kind="checkpoint", message=str(error))
             os._exit(75)
         self.seen = json.loads((saved.sparse / "seen.json").read_text())
         self.step, self.rows = saved.cursor["step"], saved.cursor["rows"]
@@ -201,7 +201,7 @@ class Trainer:
         done = dict(reply["done"])
         slices: list[int] = []
         while True:
-            self.child.misbehave(at_step=self.step + 1)
+            self.worker.misbehave(at_step=self.step + 1)
             if not slices:
                 slices = self.ask("lease", epoch=self.epoch)["slices"]
             trained = 0
@@ -210,14 +210,14 @@ class Trainer:
                 start = done.get(index, 0)
                 trained = ROWS - start
                 self.spans.append([self.epoch, index, start, trained])
-                time.sleep(self.plan.get("step_seconds", 0.02))
+                time.sleep(self.plan.get("step_timeout_seconds", 0.02))
             every = self.spec["job"]["checkpoint"]["every_steps"]
             due = every is not None and self.rank == 0 and (self.step + 1) % every == 0
             stop = self.stop  # read first: the checkpoint that comes with it was noted before
             rows, checkpoint, stop = self.agree(trained, self.checkpoint or due, stop)
             self.step += 1
             self.rows += rows
-            self.child.emit(
+            self.worker.emit(
                 "progress",
                 step=self.step,
                 epoch=self.epoch,
@@ -232,13 +232,13 @@ class Trainer:
             if checkpoint:
                 self.checkpoint = False
                 self.save()
-                self.child.emit("phase", phase="training")
+                self.worker.emit("phase", phase="training")
             if stop:
                 return False
 
     def save(self) -> None:
-        self.child.emit("phase", phase="saving")
-        self.child.misbehave(at="cursor")
+        self.worker.emit("phase", phase="saving")
+        self.worker.misbehave(at="cursor")
         reply = self.ask("cursor", step=self.step, epoch=self.epoch, spans=self.spans, skipped=[])
         self.spans = []
         if self.rank == 0:
@@ -255,7 +255,7 @@ class Trainer:
             draft = checkpoint.Draft(Path(directory), name, self.step)
             self.seen += cursor["spans"]
             (draft.sparse / "seen.json").write_text(json.dumps(self.seen))
-            self.child.misbehave(at="saving")
+            self.worker.misbehave(at="saving")
             if self.plan.get("pad_bytes"):
                 (draft.sparse / "pad").write_bytes(b"x" * self.plan["pad_bytes"])
             draft.finish(dense={"w": np.ones(4, np.float32)}, cursor=cursor, facts={"job": "fake", "tables": {}})
@@ -268,7 +268,7 @@ class Trainer:
             self.seen = self.seen[: len(self.seen) - len(cursor["spans"])]
             if answer["stop"]:
                 time.sleep(3600)  # the coordinator ends this process
-        self.child.misbehave(at="committed")
+        self.worker.misbehave(at="committed")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class Job:
     def agent(self, role: str, rank: int) -> psutil.Process:
         return self.processes("paddlewheel.trainer.agent.agent", role, str(rank))[0]
 
-    def child(self, role: str, rank: int) -> psutil.Process:
+    def worker(self, role: str, rank: int) -> psutil.Process:
         return self.agent(role, rank).children()[0]
 
     def coordinator(self) -> psutil.Process:
@@ -68,7 +68,7 @@ class Job:
         log = self.run_dir / "logs" / "trainer-1.log"
         if not log.exists() or "fake trainer 1" not in log.read_text():
             return False  # looking through all processes of the machine, time and again, would slow the start down
-        return len(self.processes(str(HERE / "fake_child.py"))) == 4
+        return len(self.processes(str(HERE / "fake_worker.py"))) == 4
 
     def records(self, what: str) -> list[dict[str, Any]]:
         """Of the journal."""

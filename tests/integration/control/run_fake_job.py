@@ -18,8 +18,13 @@ from paddlewheel.trainer.job.config import JobConfig
 
 def main() -> int:
     run_dir, changes = sys.argv[1], json.loads(sys.argv[2])
-    fake = [sys.executable, str(Path(__file__).with_name("fake_child.py"))]
-    quick = {"heartbeat_seconds": 0.1, "silence_seconds": 2.0, "halt_seconds": 0.3, "backoff_seconds": 0.1}
+    fake = [sys.executable, str(Path(__file__).with_name("fake_worker.py"))]
+    quick = {
+        "heartbeat_seconds": 0.1,
+        "heartbeat_timeout_seconds": 2.0,
+        "kill_grace_seconds": 0.3,
+        "backoff_seconds": 0.1,
+    }
     raw = {
         "name": "fake",
         "run_dir": run_dir,
@@ -42,7 +47,7 @@ def main() -> int:
         JobConfig.parse(raw),
         resume=changes.get("resume", "auto"),
         restore=changes.get("restore"),
-        child_commands=children,
+        worker_commands=children,
     )
     sys.stdout.write(json.dumps(outcome.to_json()))
     with contextlib.suppress(OSError):

@@ -40,7 +40,7 @@ class Coordinator:
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
-    control = {"heartbeat_seconds": 0.1, "silence_seconds": 2.0}
+    control = {"heartbeat_seconds": 0.1, "heartbeat_timeout_seconds": 2.0}
     plan = JobPlan(name="j", num_servers=1, num_trainers=1, run_dir=str(tmp_path), job={}, tables={}, control=control)
     read_end, write_end = os.pipe()
     (tmp_path / "plan.json").write_text(plan.model_dump_json())
@@ -92,7 +92,7 @@ def attend(coordinator: Coordinator, *messages: pb.AgentMessage) -> list[pb.Agen
 
 
 @pytest.mark.parametrize("version", ["", "0.0.1", VERSION + ".dev1"])
-def test_an_agent_of_another_version_gets_no_seat_and_is_told_why(coordinator: Coordinator, version: str) -> None:
+def test_an_agent_of_another_version_gets_no_member_and_is_told_why(coordinator: Coordinator, version: str) -> None:
     join = pb.Join(role=pb.ROLE_TRAINER, host="127.0.0.1", pid=1, version=version)
     (command,) = attend(coordinator, pb.AgentMessage(join=join))
     assert command.refused.exit_code == 64
@@ -103,7 +103,7 @@ def test_an_agent_of_another_version_gets_no_seat_and_is_told_why(coordinator: C
 def test_an_agent_that_says_what_cannot_be_is_dropped_and_the_others_go_on(coordinator: Coordinator) -> None:
     join = pb.AgentMessage(join=pb.Join(role=pb.ROLE_TRAINER, host="127.0.0.1", pid=1, version=VERSION))
     for wrong in (
-        pb.AgentMessage(child_event=pb.ChildEvent(incarnation=0, json="{")),
+        pb.AgentMessage(worker_event=pb.WorkerEvent(attempt=0, json="{")),
         pb.AgentMessage(leaving=pb.Leaving(signal=77)),
         pb.AgentMessage(heartbeat=pb.Heartbeat(seconds_to_limit=math.nan)),
     ):

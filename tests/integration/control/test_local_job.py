@@ -31,7 +31,7 @@ def test_a_job_runs_to_its_end(start_job: Callable[..., Job]) -> None:
     assert logs == {"coordinator.log", "pserver-0.log", "pserver-1.log", "trainer-0.log", "trainer-1.log"}
 
 
-@pytest.mark.parametrize(("role", "part"), [("pserver", "child"), ("trainer", "agent")])
+@pytest.mark.parametrize(("role", "part"), [("pserver", "worker"), ("trainer", "agent")])
 def test_a_killed_process_ends_the_job_and_is_named(
     start_job: Callable[..., Job], eventually: Callable[..., None], role: str, part: str
 ) -> None:
@@ -42,11 +42,11 @@ def test_a_killed_process_ends_the_job_and_is_named(
     outcome = job.finish()
     assert time.monotonic() - killed_at < 10
     assert outcome["exit_code"] == 75
-    assert outcome["culprit"] == f"{role} 1"
+    assert outcome["failed_role"] == f"{role} 1"
     assert ("lost its agent" if part == "agent" else "was killed by SIGKILL") in outcome["cause"]
 
 
-@pytest.mark.parametrize(("role", "part"), [("pserver", "agent"), ("trainer", "child")])
+@pytest.mark.parametrize(("role", "part"), [("pserver", "agent"), ("trainer", "worker")])
 def test_a_stopped_process_is_noticed_within_seconds(
     start_job: Callable[..., Job], eventually: Callable[..., None], role: str, part: str
 ) -> None:
@@ -55,7 +55,7 @@ def test_a_stopped_process_is_noticed_within_seconds(
     getattr(job, part)(role, 1).suspend()
     outcome = job.finish()
     assert outcome["exit_code"] == 75
-    assert outcome["culprit"] == f"{role} 1"
+    assert outcome["failed_role"] == f"{role} 1"
     assert ("no heartbeat" if part == "agent" else "SIGSTOP") in outcome["cause"]
 
 
@@ -68,7 +68,7 @@ def test_a_lost_coordinator_ends_the_job(
     job.coordinator().send_signal(how)
     outcome = job.finish()
     assert outcome["exit_code"] == 75
-    assert outcome["culprit"] == "coordinator"
+    assert outcome["failed_role"] == "coordinator"
 
 
 def test_a_signal_stops_a_job_that_hangs(start_job: Callable[..., Job], eventually: Callable[..., None]) -> None:
@@ -81,8 +81,8 @@ def test_a_signal_stops_a_job_that_hangs(start_job: Callable[..., Job], eventual
 def test_a_signal_to_a_job_that_waits_for_a_server(
     start_job: Callable[..., Job], eventually: Callable[..., None]
 ) -> None:
-    job = start_job({"pserver 0": {"start_seconds": 60}})
-    eventually(lambda: job.processes(str(HERE / "fake_child.py")), seconds=60)
+    job = start_job({"pserver 0": {"startup_timeout_seconds": 60}})
+    eventually(lambda: job.processes(str(HERE / "fake_worker.py")), seconds=60)
     job.process.send_signal(signal.SIGTERM)
     assert job.finish(10.0)["exit_code"] == 143
 
@@ -125,14 +125,14 @@ def test_a_crash_is_explained_by_the_last_lines_of_its_log(start_job: Callable[.
 
 
 def test_a_stuck_trainer_is_noticed(start_job: Callable[..., Job]) -> None:
-    job = start_job({"*": LONG, "trainer 1": {"at_step": 3, "do": "hang"}}, step_seconds=1.0)
+    job = start_job({"*": LONG, "trainer 1": {"at_step": 3, "do": "hang"}}, step_timeout_seconds=1.0)
     outcome = job.finish()
     assert outcome["exit_code"] == 75
     assert "made progress for 1 s" in outcome["cause"]  # which one, nobody can tell: they wait for each other
 
 
 def test_a_crash_is_mended_by_a_restart(start_job: Callable[..., Job]) -> None:
-    job = start_job({"trainer 0": {"at_step": 3, "do": "kill", "incarnations": [1, 2]}}, max_restarts=2)
+    job = start_job({"trainer 0": {"at_step": 3, "do": "kill", "attempts": [1, 2]}}, max_restarts=2)
     outcome = job.finish()
     assert outcome["exit_code"] == 0
     assert outcome["num_restarts"] == 2
@@ -198,7 +198,7 @@ def test_a_launcher_that_was_stopped_by_its_user_loses_nobody(
     start_job: Callable[..., Job], eventually: Callable[..., None]
 ) -> None:
     """Ctrl-Z, some coffee, fg."""
-    job = start_job({"*": LONG}, silence_seconds=1.0)
+    job = start_job({"*": LONG}, heartbeat_timeout_seconds=1.0)
     eventually(job.is_running, seconds=60)
     job.process.send_signal(signal.SIGSTOP)
     time.sleep(4.0)  # twice what the launcher waits for its coordinator

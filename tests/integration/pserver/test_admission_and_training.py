@@ -11,7 +11,7 @@ from paddlewheel.data_pipeline.batch import Batch, TableKeys
 from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.config import TableConfig
 from paddlewheel.pserver.local import local_servers
-from paddlewheel.trainer.loop.embedding_pipeline import Exchange
+from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
 
 
 def _batch() -> Batch:
@@ -21,7 +21,7 @@ def _batch() -> Batch:
 
 
 def _push(client: Client, tables: dict[str, TableConfig], gradient: float, times: int) -> None:
-    with Exchange(client, iter([_batch()] * times), max_staleness_steps=0, tables=tables) as exchange:
+    with EmbeddingPipeline(client, iter([_batch()] * times), max_staleness_steps=0, tables=tables) as exchange:
         for batch, rows in exchange:
             exchange.push(batch, rows, {"default": np.full((1, 3), gradient, np.float32)})
         exchange.drain()

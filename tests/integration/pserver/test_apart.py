@@ -27,7 +27,7 @@ def save(folders: list[Path], client: Client) -> tuple[dict, list]:
         found.extend(host_parts.measure(folder, TABLES) for folder in folders)
         return found
 
-    return client.save_apart(folders, collect), found
+    return client.save_per_host(folders, collect), found
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_each_host_needs_its_own_parts_and_every_key_comes_back(kept, tmp_path, 
                 (fetched / part.name).write_bytes(next(store.glob(f"{name}/*/{part.name}")).read_bytes())
             host_parts.lay_out(saved[name], fetched, folders[rank], rank, num_servers, config)
     with local_servers(tables, num_servers, tmp_path) as servers, Client(tables, servers.endpoints, seed=3) as client:
-        client.load_apart(folders, saved)
+        client.load_per_host(folders, saved)
         for name in tables:
             np.testing.assert_allclose(client.pull(name, KEYS), values[name], rtol=1e-5, atol=1e-6)
 
@@ -88,9 +88,9 @@ def test_a_host_that_lacks_a_part_is_found(kept, tmp_path):
             return [host_parts.measure(folder, TABLES) for folder in folders]
 
         with pytest.raises(CheckpointError, match="not one a shard"):
-            client.save_apart(folders, lose_one)
+            client.save_per_host(folders, lose_one)
         other = {n: type(s)(s.directory, s.name, s.config, 4, s.parts) for n, s in saved.items()}
         with pytest.raises(CheckpointError, match="seed is 3"):
-            client.load_apart(folders, other)
+            client.load_per_host(folders, other)
         with pytest.raises(CheckpointError, match="unquoted"):
-            client.save_apart([tmp_path / "a b", tmp_path], list)
+            client.save_per_host([tmp_path / "a b", tmp_path], list)

@@ -91,7 +91,7 @@ def test_a_server_that_was_restarted_is_not_taken_for_the_old_one(tmp_path):
                 client.pull("t", KEYS)
 
 
-def test_a_trainer_of_an_earlier_incarnation_changes_nothing_in_a_later_one(tmp_path):
+def test_a_trainer_of_an_earlier_attempt_changes_nothing_in_a_later_one(tmp_path):
     """One that pushes all the while, and one that had not spoken to the server yet; under a fixed port."""
     grads = np.ones((len(KEYS), 5), np.float32)
     with local_servers(TABLES, 1, tmp_path) as servers, contextlib.ExitStack() as stack:

@@ -55,7 +55,7 @@ def test_no_servers_is_refused():
         Client({"t": TableConfig()}, [])
 
 
-@pytest.mark.parametrize("alone", ["load_apart", "end_day"])
+@pytest.mark.parametrize("alone", ["load_per_host", "end_day"])
 @pytest.mark.parametrize("beside", ["pull", "push", "num_keys", "save_bytes"])
 def test_nothing_is_asked_while_servers_rebuild_their_tables(monkeypatch, alone, beside):
     """Paddle locks nothing there: one that is asked meanwhile can crash."""
@@ -74,7 +74,7 @@ def test_nothing_is_asked_while_servers_rebuild_their_tables(monkeypatch, alone,
 
     keys = np.array([7], np.uint64)
     calls = {
-        "load_apart": lambda: client.load_apart([], {"t": None}),
+        "load_per_host": lambda: client.load_per_host([], {"t": None}),
         "end_day": client.end_day,
         "pull": lambda: client.pull("t", keys),
         "push": lambda: client.push("t", keys, np.ones((1, 2), np.float32), ONE, ONE),
@@ -148,8 +148,8 @@ def test_the_whole_path_is_looked_at_the_tables_name_too(tmp_path, monkeypatch):
     client = Client({"t": TableConfig()}, ["127.0.0.1:1"])
     calls = (
         lambda: client.save(tmp_path),
-        lambda: client.save_apart([tmp_path], list),
-        lambda: client.load_apart([tmp_path], {"t": None}),
+        lambda: client.save_per_host([tmp_path], list),
+        lambda: client.load_per_host([tmp_path], {"t": None}),
     )
     for call in calls:
         with pytest.raises(PathError):

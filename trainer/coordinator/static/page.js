@@ -100,9 +100,9 @@ function show(status) {
   const failed = status.over && status.outcome.exit_code !== 0;
   const phase = at("phase");
   phase.textContent = status.over ? (failed ? `over: code ${status.outcome.exit_code}` : "done") : status.phase;
-  phase.className = "badge " + (failed || status.phase === "halting" ? "bad" : status.phase === "running" || status.over ? "good" : "warn");
+  phase.className = "badge " + (failed || status.phase === "aborting" ? "bad" : status.phase === "running" || status.over ? "good" : "warn");
   at("facts").textContent = [
-    status.mode, `incarnation ${status.incarnation}`, status.num_restarts === 1 ? "1 restart" : `${status.num_restarts} restarts`,
+    status.mode, `attempt ${status.attempt}`, status.num_restarts === 1 ? "1 restart" : `${status.num_restarts} restarts`,
     `for ${duration(status.elapsed_seconds)}`, facts.version ? `paddlewheel ${facts.version}` : "",
   ].filter(Boolean).join(" · ");
 
@@ -139,7 +139,7 @@ function show(status) {
     [`${member.role} ${member.rank}`],
     [member.state, ["lost", "absent"].includes(member.state) ? "bad" : ["ready", "running", "training"].includes(member.state) ? "good" : ""],
     [member.host ? `${member.host}:${member.port}` : "–", "muted"],
-    [bytes(member.child_memory_bytes) + (has(member.seconds_to_limit) ? `, full in ${duration(member.seconds_to_limit)}` : ""), "n"],
+    [bytes(member.worker_memory_bytes) + (has(member.seconds_to_limit) ? `, full in ${duration(member.seconds_to_limit)}` : ""), "n"],
     [["lost", "absent"].includes(member.state) ? "–" : duration(member.heartbeat_age_seconds), "n"],
   ])));
 

@@ -280,7 +280,7 @@ class Device:
         self.check(self.loaded.pw_synchronize(self.stream))
 
     def launch(self, call: Call, address: Address) -> None:
-        """Start a kernel."""
+        """StartPoint a kernel."""
         self._start(call.kernel, encode(call, address))
 
     def _start(self, kernel: str, struct: Any) -> None:
@@ -298,7 +298,7 @@ class Device:
         return self._made(graph)
 
     def replay(self, graph: int) -> None:
-        """Start all calls of a graph."""
+        """StartPoint all calls of a graph."""
         self.check(self.loaded.pw_launch(ctypes.c_void_p(graph), self.stream))
 
     def forget(self, graph: int) -> None:

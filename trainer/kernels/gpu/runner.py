@@ -252,7 +252,7 @@ class Runner:
         self.device.upload(self._feed, self.hosts["feed"][: plan.lowered.feeds.buffer.nbytes])
 
     def launch(self, plan: Plan) -> None:
-        """Start the program."""
+        """StartPoint the program."""
         self.device.replay(plan.graph)
 
     def results(self, plan: Plan) -> dict[str, NDArray[Any]]:
@@ -320,7 +320,7 @@ class Runner:
         self.device.synchronize()
 
     def step(self, rate: float, scale: float, power1: float, power2: float) -> None:
-        """Start the optimizer's step over the flat gradient times `scale`."""
+        """StartPoint the optimizer's step over the flat gradient times `scale`."""
         self._scalar_host[:4] = rate, scale, power1, power2
         self.device.upload(self._at[id(self.scalars)], self._scalar_host)
         self.device.replay(self._apply)

@@ -18,7 +18,7 @@ COST = recovery.Cost(
     again_seconds=9.0,
     load_seconds=3.0,
     rows_replayed=5_000,
-    save_seconds=3.5,
+    checkpoint_timeout_seconds=3.5,
     commit_seconds=0.5,
     num_bytes=200_000_000,
     seconds=60.0,
@@ -28,7 +28,7 @@ COST = recovery.Cost(
 def test_a_billion_keys_are_projected_by_server() -> None:
     eight = recovery.project(COST)[0]
     assert (eight.num_servers, eight.num_bytes) == (8, 200_000_000_000)
-    assert eight.save_seconds == pytest.approx(1000 * 4 * 2 / 8)
+    assert eight.checkpoint_timeout_seconds == pytest.approx(1000 * 4 * 2 / 8)
     assert eight.load_seconds == pytest.approx(1000 * 3 * 2 / 8)
     assert COST.save_megabytes_per_second == pytest.approx(50)
 
@@ -48,12 +48,12 @@ def test_report_proves_or_refutes(
     cursor = {"draft": "a", "parent": None, "step": 1, "spans": [[0, 0, 0, rows]], "rows": rows, "skipped": []}
     for record in (
         {"what": "run", "resume": "auto"},
-        {"what": "incarnation", "incarnation": 1, "parent": None, "rows": 0, "restore": None},
-        {"what": "running", "incarnation": 1},
-        {"what": "epoch", "incarnation": 1, "epoch": 0, "slices": [[0, 10]]},
-        {"what": "committing", "incarnation": 1, "cursor": {**cursor, "position": {"epoch": 1, "done": []}}},
-        {"what": "committed", "incarnation": 1, "step": 1, "draft": "a", "path": "/c/step-1"},
-        {"what": "over", "exit_code": 0, "cause": "", "culprit": "", "rows": rows, "draft": "a"},
+        {"what": "attempt", "attempt": 1, "parent": None, "rows": 0, "restore": None},
+        {"what": "running", "attempt": 1},
+        {"what": "epoch", "attempt": 1, "epoch": 0, "slices": [[0, 10]]},
+        {"what": "committing", "attempt": 1, "cursor": {**cursor, "position": {"epoch": 1, "done": []}}},
+        {"what": "committed", "attempt": 1, "step": 1, "draft": "a", "path": "/c/step-1"},
+        {"what": "over", "exit_code": 0, "cause": "", "failed_role": "", "rows": rows, "draft": "a"},
     ):
         journal.write(record)
     journal.close()

@@ -23,11 +23,11 @@ def test_tables_growth_and_the_time_that_memory_lasts_are_told() -> None:
             host="h",
             port=1,
             state="ready",
-            child_memory_bytes=800 << 20,
+            worker_memory_bytes=800 << 20,
             memory_limit_bytes=1 << 30,
             seconds_to_limit=3725.0,
         ),
-        pb.MemberStatus(role=pb.ROLE_PSERVER, rank=1, state="ready", child_memory_bytes=1 << 20),
+        pb.MemberStatus(role=pb.ROLE_PSERVER, rank=1, state="ready", worker_memory_bytes=1 << 20),
     ]
     lines = list(_lines(pb.JobStatus(name="j", mode="train", progress_json=json.dumps(said), members=members)))
     assert lines[2:] == [

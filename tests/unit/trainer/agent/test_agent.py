@@ -54,12 +54,12 @@ class _Surprised:
         raise KeyError(order["draft"])
 
 
-class _Child:
-    incarnation = 3
+class _Worker:
+    attempt = 3
 
 
 @pytest.mark.parametrize(
-    ("host", "incarnation", "text", "words"),
+    ("host", "attempt", "text", "words"),
     [
         (_Surprised(), 3, '{"draft": "d"}', "KeyError"),
         (_Surprised(), 3, "{", "JSONDecodeError"),
@@ -67,13 +67,13 @@ class _Child:
         (_Surprised(), 4, "{}", "its server is gone"),
     ],
 )
-def test_an_order_is_always_answered(host: Any, incarnation: int, text: str, words: str) -> None:
-    async def ask() -> pb.HostAnswer:
+def test_an_order_is_always_answered(host: Any, attempt: int, text: str, words: str) -> None:
+    async def ask() -> pb.HostResponse:
         found = Agent(options(), Security())
-        found._host, found._child = host, _Child()  # type: ignore[assignment]
-        await found._carry_out(pb.HostOrder(incarnation=incarnation, json=text))
-        return found._outbox.get_nowait().host_answer
+        found._host, found._worker = host, _Worker()  # type: ignore[assignment]
+        await found._carry_out(pb.HostRequest(attempt=attempt, json=text))
+        return found._outbox.get_nowait().host_response
 
     answer = asyncio.run(ask())
-    assert answer.incarnation == incarnation
+    assert answer.attempt == attempt
     assert words in json.loads(answer.json)["error"]

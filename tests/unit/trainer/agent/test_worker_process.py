@@ -1,4 +1,4 @@
-"""A child in the hands of its agent: what it says is not lost, and cannot use up the agent's memory."""
+"""A worker in the hands of its agent: what it says is not lost, and cannot use up the agent's memory."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ import pytest
 
 from paddlewheel.trainer.agent import worker_process
 from paddlewheel.trainer.agent.subprocesses import kill_leftovers
-from paddlewheel.trainer.agent.worker_process import HeldChild
+from paddlewheel.trainer.agent.worker_process import WorkerProcess
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 
 pytestmark = pytest.mark.processes
 
 
-def run(program: str, observe: Callable[[dict[str, Any]], None] = lambda _: None) -> tuple[int, list[dict], HeldChild]:
-    """A child with this program to its end: exit code, events, and the child."""
+def run(
+    program: str, observe: Callable[[dict[str, Any]], None] = lambda _: None
+) -> tuple[int, list[dict], WorkerProcess]:
+    """A worker with this program to its end: exit code, events, and the worker."""
 
-    async def hold() -> tuple[int, list[dict], HeldChild]:
+    async def hold() -> tuple[int, list[dict], WorkerProcess]:
         outbox: asyncio.Queue[pb.AgentMessage] = asyncio.Queue()
         command = [sys.executable, "-c", f"import os, sys\nevents = os.fdopen(3, 'w')\n{program}"]
-        child = await HeldChild.start(command, 1, outbox, observe, {})
-        code = await child.wait()
-        events = [json.loads(outbox.get_nowait().child_event.json) for _ in range(outbox.qsize())]
-        return code, events, child
+        worker = await WorkerProcess.start(command, 1, outbox, observe, {})
+        code = await worker.wait()
+        events = [json.loads(outbox.get_nowait().worker_event.json) for _ in range(outbox.qsize())]
+        return code, events, worker
 
     return asyncio.run(hold())
 
@@ -63,9 +65,9 @@ def test_an_event_too_long_for_a_message_is_told_with_a_remedy(monkeypatch: pyte
 
 
 def test_output_without_line_ends_is_kept_in_part(capfd: pytest.CaptureFixture[str]) -> None:
-    _, _, child = run("sys.stdout.write('a' * 3_000_000 + 'the end'); sys.stdout.flush()")
-    assert child.tail.endswith("the end")
-    assert len(child.tail) <= 1 << 16
+    _, _, worker = run("sys.stdout.write('a' * 3_000_000 + 'the end'); sys.stdout.flush()")
+    assert worker.tail.endswith("the end")
+    assert len(worker.tail) <= 1 << 16
     assert len(capfd.readouterr().out) == 3_000_007
 
 
@@ -74,7 +76,7 @@ def test_nesting_that_no_parser_takes_is_a_remark() -> None:
     assert events[0]["event"] == "log"
 
 
-def test_what_a_child_has_started_ends_with_it(eventually: Callable[..., None]) -> None:
+def test_what_a_worker_has_started_ends_with_it(eventually: Callable[..., None]) -> None:
     _, events, _ = run(
         "import subprocess\n"
         "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
@@ -85,7 +87,7 @@ def test_what_a_child_has_started_ends_with_it(eventually: Callable[..., None]) 
 
 
 def test_a_number_that_is_somebody_elses_by_now_is_left_alone() -> None:
-    """As if the kernel had given the number of a child that was waited for to the leader of another group."""
+    """As if the kernel had given the number of a worker that was waited for to the leader of another group."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as other:
         assert os.getpgid(other.pid) == other.pid
         kill_leftovers(other.pid)

@@ -214,9 +214,9 @@ def test_declaring_what_the_keys_are_anyway_is_no_change_of_the_job(case, tmp_pa
             tables={},
         )  # fmt: skip
 
-    assert resume.examine(plan({"type": "integer"})).path == str(case.checkpoint)
+    assert resume.find_start(plan({"type": "integer"})).path == str(case.checkpoint)
     with pytest.raises(ResumeError, match=r"data\.sparse"):
-        resume.examine(plan({"offset": 3}))
+        resume.find_start(plan({"offset": 3}))
     path = tmp_path / "job.yaml"
     path.write_text(case.job(user={"type": "integer"}).model_dump_json())
     with find_model(str(path), None, ()) as (job, trained):

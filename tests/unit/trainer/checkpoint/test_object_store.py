@@ -60,7 +60,7 @@ def store_at(folder: Path, lives: int | None = None) -> ObjectStore:
 
 def save(store: ObjectStore, step: int, keep: int = 9, content: bytes = b"1 2 3\n") -> str:
     """As a trainer and the coordinator do it."""
-    name = f".step-{step}-incarnation-1-draft-{step}"
+    name = f".step-{step}-attempt-1-draft-{step}"
     draft = store.draft(name)
     files = store.put(draft, {"sparse/t/1/part-000-00000": content, "sparse/t/table.json": b"{}"})
     files |= store.put(draft, {"dense.safetensors": b"d" * 100, "cursor.json": json.dumps(CURSOR).encode()})
@@ -188,8 +188,8 @@ def test_the_best_stays_and_drafts_go(tmp_path: Path) -> None:
             save(store, step, keep=2)
         assert [a.rpartition("/")[2] for a in store.committed()] == ["step-1", "step-3", "step-4"]
         assert store.best() == best
-        store.put(store.draft(".step-9-incarnation-2-draft-1"), {"dense.safetensors": b"x"})
-        store.discard(".step-*-incarnation-2-draft-*")
+        store.put(store.draft(".step-9-attempt-2-draft-1"), {"dense.safetensors": b"x"})
+        store.discard(".step-*-attempt-2-draft-*")
         assert not [name for name in objects(tmp_path) if "step-9" in name]
         assert store.prune(1) == [f"{store.location}/step-3"]
 

@@ -40,18 +40,18 @@ def test_nobody_can_stop_a_job_with_success() -> None:
 
 
 MESSAGES = [
-    pb.AgentMessage(heartbeat=pb.Heartbeat(child_cpu_seconds=math.nan)),
-    pb.AgentMessage(heartbeat=pb.Heartbeat(child_memory_bytes=-1)),
+    pb.AgentMessage(heartbeat=pb.Heartbeat(worker_cpu_seconds=math.nan)),
+    pb.AgentMessage(heartbeat=pb.Heartbeat(worker_memory_bytes=-1)),
     pb.AgentMessage(heartbeat=pb.Heartbeat(memory_limit_bytes=-1)),
     pb.AgentMessage(heartbeat=pb.Heartbeat(seconds_to_limit=math.nan)),
     pb.AgentMessage(available=pb.Available(port=0)),
     pb.AgentMessage(available=pb.Available(port=65_536)),
-    pb.AgentMessage(child_started=pb.ChildStarted(pid=2**40)),
-    pb.AgentMessage(child_started=pb.ChildStarted(pid=0)),
-    pb.AgentMessage(child_exited=pb.ChildExited(exit_code=2**20)),
-    pb.AgentMessage(child_event=pb.ChildEvent(json="[]")),
-    pb.AgentMessage(child_event=pb.ChildEvent(json="{")),
-    pb.AgentMessage(host_answer=pb.HostAnswer(json="7")),
+    pb.AgentMessage(worker_started=pb.WorkerStarted(pid=2**40)),
+    pb.AgentMessage(worker_started=pb.WorkerStarted(pid=0)),
+    pb.AgentMessage(worker_exited=pb.WorkerExited(exit_code=2**20)),
+    pb.AgentMessage(worker_event=pb.WorkerEvent(json="[]")),
+    pb.AgentMessage(worker_event=pb.WorkerEvent(json="{")),
+    pb.AgentMessage(host_response=pb.HostResponse(json="7")),
     pb.AgentMessage(leaving=pb.Leaving(signal=99)),
     pb.AgentMessage(leaving=pb.Leaving(signal=9)),
 ]
@@ -86,12 +86,12 @@ def test_a_join_that_names_nobody_is_refused(join: pb.Join) -> None:
 
 @given(st.floats(), st.floats(), st.integers(-(2**63), 2**63 - 1))
 def test_every_heartbeat_is_an_event_of_finite_numbers_or_refused(cpu: float, left: float, memory: int) -> None:
-    beat = pb.Heartbeat(child_cpu_seconds=cpu, seconds_to_limit=left, child_memory_bytes=memory)
+    beat = pb.Heartbeat(worker_cpu_seconds=cpu, seconds_to_limit=left, worker_memory_bytes=memory)
     try:
         event = inbound.event_of(1, pb.AgentMessage(heartbeat=beat))
     except MessageError:
         return
-    assert isinstance(event, messages.Heard)
-    assert event.child_memory_bytes >= 0
+    assert isinstance(event, messages.Heartbeat)
+    assert event.worker_memory_bytes >= 0
     assert event.seconds_to_limit is not None
     assert event.seconds_to_limit >= 0

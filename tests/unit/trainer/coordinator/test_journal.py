@@ -82,7 +82,7 @@ def test_a_damaged_newest_record_is_missed_too(tmp_path: Path) -> None:
 
 def test_a_record_that_lacks_what_readers_rely_on_is_none(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    path.write_bytes(journal.seal({"record": 1, "time": 1.0, "what": "incarnation", "incarnation": "2"}) + b"\n")
+    path.write_bytes(journal.seal({"record": 1, "time": 1.0, "what": "attempt", "attempt": "2"}) + b"\n")
     assert journal.read(path).damaged == (1,)
 
 

@@ -8,20 +8,20 @@ import pytest
 
 from paddlewheel.trainer.coordinator.messages import (
     Available,
-    ChildExited,
-    ChildReady,
-    ChildSaid,
     Commit,
+    CommitFinished,
+    JobFinished,
     Joined,
-    Over,
     Role,
-    Settled,
-    StartChild,
-    TellChild,
+    SendToWorker,
+    StartWorker,
     Tick,
+    WorkerEvent,
+    WorkerExited,
+    WorkerReady,
 )
 from paddlewheel.trainer.coordinator.plan import JobPlan
-from paddlewheel.trainer.coordinator.state_machine import Control
+from paddlewheel.trainer.coordinator.state_machine import JobStateMachine
 from paddlewheel.trainer.job.control import ControlConfig
 
 SLICES = [[0, 40], [1, 40]]
@@ -34,8 +34,8 @@ class Job:
         control = ControlConfig(max_restarts=max_restarts, backoff_seconds=1)
         job = {"train": {"epochs": 1}}
         plan = JobPlan(name="j", num_servers=1, num_trainers=1, run_dir="/r", job=job, tables={}, control=control)
-        self.now, self.actions, self.control = 0.0, [], Control(plan, 0.0)
-        self.num_incarnations = 0
+        self.now, self.actions, self.control = 0.0, [], JobStateMachine(plan, 0.0)
+        self.num_attempts = 0
         for session, role in ((1, Role.PSERVER), (2, Role.TRAINER)):
             self.give(Joined(session, role, 0, "h", session))
             self.give(Available(session, 7000 + session))
@@ -50,41 +50,41 @@ class Job:
 
     def ask(self, number: int, what: str, **fields: Any) -> dict[str, Any]:
         said = {"event": "request", "id": number, "what": what, "epoch": 0, **fields}
-        self.give(ChildSaid(2, self.num_incarnations, said))
-        return next((t.line for t in self.take(TellChild) if t.line.get("reply") == number), {})
+        self.give(WorkerEvent(2, self.num_attempts, said))
+        return next((t.line for t in self.take(SendToWorker) if t.line.get("reply") == number), {})
 
-    def incarnation(self, rows: int, *, step: int, save: bool = True) -> bool:
+    def attempt(self, rows: int, *, step: int, save: bool = True) -> bool:
         """Starts, trains the next rows of slice 0, commits step, and crashes; False: the job is over instead."""
         for _ in range(100):
-            if self.take(StartChild):
+            if self.take(StartWorker):
                 break
-            if self.take(Over):
+            if self.take(JobFinished):
                 return False
             self.now += 1
             self.give(Tick())
-        self.num_incarnations += 1
-        incarnation = self.num_incarnations
-        self.give(ChildReady(1, incarnation))
-        assert self.take(StartChild), "the trainer's turn"
-        self.give(ChildReady(2, incarnation))
+        self.num_attempts += 1
+        attempt = self.num_attempts
+        self.give(WorkerReady(1, attempt))
+        assert self.take(StartWorker), "the trainer's turn"
+        self.give(WorkerReady(2, attempt))
         done = dict(self.ask(1, "epoch", fingerprint="f", order="o", seed=1, slices=SLICES)["done"])
         if save:
             spans = [[0, 0, done.get(0, 0), rows]] if rows else []
             reply = self.ask(2, "cursor", step=step, spans=spans)
             self.ask(3, "commit", step=step, draft=f"/d/{reply['draft']}", seconds=1.0)
             [commit] = self.take(Commit)
-            self.give(Settled(commit, path=f"/c/step-{step}"))
+            self.give(CommitFinished(commit, path=f"/c/step-{step}"))
         for session in (2, 1):
-            self.give(ChildExited(session, incarnation, 1))
+            self.give(WorkerExited(session, attempt, 1))
             self.give(Available(session, 8000 + session))
         return True
 
 
 def count(job: Job, plan: list[tuple[int, int]], *, save: bool = True) -> int:
     for rows, step in plan:
-        if not job.incarnation(rows, step=step, save=save):
+        if not job.attempt(rows, step=step, save=save):
             break
-    return job.num_incarnations
+    return job.num_attempts
 
 
 def test_saving_again_what_was_restored_is_no_progress() -> None:
@@ -101,7 +101,7 @@ def test_without_checkpoints_restarts_are_those_allowed(max_restarts: int) -> No
 
 def test_every_row_further_begins_the_count_anew() -> None:
     job = Job(max_restarts=1)
-    assert count(job, [(4, step) for step in range(1, 9)]) == 8, "each incarnation got four rows further"
+    assert count(job, [(4, step) for step in range(1, 9)]) == 8, "each attempt got four rows further"
 
 
 def test_a_pause_of_progress_is_counted_from_the_last_row() -> None:

@@ -17,7 +17,7 @@ from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
 from paddlewheel.trainer.checkpoint.store import DirectoryBusyError
 from paddlewheel.trainer.coordinator import resume
 from paddlewheel.trainer.coordinator.plan import JobPlan
-from paddlewheel.trainer.coordinator.resume import ResumeError, Start
+from paddlewheel.trainer.coordinator.resume import ResumeError, StartPoint
 from paddlewheel.trainer.coordinator.service import Journal
 
 JOB: dict[str, Any] = {
@@ -58,7 +58,7 @@ def save(run_dir: Path, step: int, *, epoch: int = 0, version: int = 1) -> Path:
         "rows": step,
         "draft": draft.path.name,
         "parent": None,
-        "incarnation": 1,
+        "attempt": 1,
         "spans": [],
         "position": {"epoch": epoch, "done": []},
         "job": resume.identity(JOB),
@@ -67,8 +67,8 @@ def save(run_dir: Path, step: int, *, epoch: int = 0, version: int = 1) -> Path:
     return manifest.commit(draft.path, step, 10)
 
 
-def prepare(plan: JobPlan) -> Start:
-    return resume.prepare(plan, open_checkpoints(plan.checkpoint_location))
+def prepare(plan: JobPlan) -> StartPoint:
+    return resume.prepare_start(plan, open_checkpoints(plan.checkpoint_location))
 
 
 def damage(path: Path) -> None:
@@ -77,19 +77,19 @@ def damage(path: Path) -> None:
 
 
 def test_nothing_there_is_a_beginning(tmp_path: Path) -> None:
-    assert resume.examine(plan_of(tmp_path)) == Start()
-    assert prepare(plan_of(tmp_path)) == Start()
+    assert resume.find_start(plan_of(tmp_path)) == StartPoint()
+    assert prepare(plan_of(tmp_path)) == StartPoint()
     with pytest.raises(ResumeError, match="holds no checkpoint to go on from"):
-        resume.examine(plan_of(tmp_path, resume="always"))
+        resume.find_start(plan_of(tmp_path, resume="always"))
 
 
 def test_the_newest_is_taken_unless_told_otherwise(tmp_path: Path) -> None:
     save(tmp_path, 9)
     newest = save(tmp_path, 10)
-    assert resume.examine(plan_of(tmp_path)).path == str(newest)
-    assert resume.examine(plan_of(tmp_path, resume="never")) == Start()
-    assert resume.examine(plan_of(tmp_path, restore=str(tmp_path / "checkpoints" / "step-9"))).cursor["step"] == 9
-    assert resume.examine(plan_of(tmp_path, mode="evaluate")) == Start()
+    assert resume.find_start(plan_of(tmp_path)).path == str(newest)
+    assert resume.find_start(plan_of(tmp_path, resume="never")) == StartPoint()
+    assert resume.find_start(plan_of(tmp_path, restore=str(tmp_path / "checkpoints" / "step-9"))).cursor["step"] == 9
+    assert resume.find_start(plan_of(tmp_path, mode="evaluate")) == StartPoint()
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,14 @@ def test_the_newest_is_taken_unless_told_otherwise(tmp_path: Path) -> None:
 )
 def test_a_job_with_other_values_is_refused_unless_told_otherwise(tmp_path: Path, job: Any, words: str) -> None:
     newest = save(tmp_path, 3)
-    for call in (resume.examine, prepare, resume.finished):
+    for call in (resume.find_start, prepare, resume.finished_result):
         with pytest.raises(ResumeError) as refusal:
             call(plan_of(tmp_path, job=job))
         assert words in str(refusal.value)
         assert "--resume" in str(refusal.value)
         assert "--fresh" in str(refusal.value)
-    assert resume.examine(plan_of(tmp_path, job=job, resume="always")).path == str(newest)
-    assert resume.examine(plan_of(tmp_path, job=job, resume="never")) == Start()
+    assert resume.find_start(plan_of(tmp_path, job=job, resume="always")).path == str(newest)
+    assert resume.find_start(plan_of(tmp_path, job=job, resume="never")) == StartPoint()
 
 
 @pytest.mark.parametrize(
@@ -119,18 +119,18 @@ def test_a_job_with_other_values_is_refused_unless_told_otherwise(tmp_path: Path
         changed(data={"train": "/elsewhere", "threads": 7}),
         changed(train={"epochs": 9}),
         changed(cluster={"servers": 4}),
-        {**JOB, "control": {"silence_seconds": 9}},
+        {**JOB, "control": {"heartbeat_timeout_seconds": 9}},
     ],
 )
 def test_what_the_model_does_not_depend_on_may_change(tmp_path: Path, job: Any) -> None:
     newest = save(tmp_path, 3)
-    assert resume.examine(plan_of(tmp_path, job=job)).path == str(newest)
+    assert resume.find_start(plan_of(tmp_path, job=job)).path == str(newest)
 
 
 def test_a_cursor_of_another_version_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 3, version=7)
     with pytest.raises(ResumeError, match="cursor of version 7"):
-        resume.examine(plan_of(tmp_path))
+        resume.find_start(plan_of(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_cursor_that_is_not_ours_is_refused_with_a_sentence(tmp_path: Path, ch
     draft.finish(dense={}, cursor=cursor, facts={})
     manifest.commit(draft.path, 3, 9)
     with pytest.raises(manifest.CheckpointError, match="has a cursor that paddlewheel does not write"):
-        resume.examine(plan_of(tmp_path))
+        resume.find_start(plan_of(tmp_path))
 
 
 def test_damaged_ones_are_put_aside(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_fresh_start_puts_all_aside(tmp_path: Path) -> None:
 def test_what_a_killed_coordinator_left_is_cleared(tmp_path: Path) -> None:
     good = save(tmp_path, 1)
     directory = tmp_path / "checkpoints"
-    for name in (".step-5-incarnation-1-draft-1", ".removed-step-0", ".step-4.draft", ".warm-start-x"):
+    for name in (".step-5-attempt-1-draft-1", ".removed-step-0", ".step-4.draft", ".warm-start-x"):
         (directory / name).mkdir()
     (directory / ".LATEST.new").write_text("x")
     (good / "sparse" / ".default-staged").mkdir()
@@ -297,7 +297,7 @@ def test_a_running_job_falls_back_as_a_new_start_does(tmp_path: Path) -> None:
     kept = open_checkpoints(plan.checkpoint_location)
     good, newest = save(tmp_path, 1), save(tmp_path, 3)
     damage(save(tmp_path, 2))
-    assert resume.fall_back(plan, kept, str(newest)) == Start(str(newest)), "it is whole: the job is at fault"
+    assert resume.fall_back(plan, kept, str(newest)) == StartPoint(str(newest)), "it is whole: the job is at fault"
     damage(newest)
     start = resume.fall_back(plan, kept, str(newest))
     assert start.path == str(good)
@@ -314,15 +314,15 @@ def test_a_running_job_falls_back_as_a_new_start_does(tmp_path: Path) -> None:
 
 def test_a_finished_job_is_known_by_its_journal(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
-    assert resume.finished(plan) is None
+    assert resume.finished_result(plan) is None
     save(tmp_path, 5, epoch=2)
-    assert resume.finished(plan) is None  # saved, but not yet evaluated
+    assert resume.finished_result(plan) is None  # saved, but not yet evaluated
     journal = Journal(plan.journal)
-    journal.write({"what": "over", "exit_code": 0, "cause": "", "culprit": "", "result": {"rows": 5}})
+    journal.write({"what": "over", "exit_code": 0, "cause": "", "failed_role": "", "result": {"rows": 5}})
     journal.close()
-    assert resume.finished(plan) == {"rows": 5}
-    assert resume.finished(plan_of(tmp_path, job=changed(train={"epochs": 3}))) is None
-    assert resume.finished(plan_of(tmp_path, resume="never")) is None
+    assert resume.finished_result(plan) == {"rows": 5}
+    assert resume.finished_result(plan_of(tmp_path, job=changed(train={"epochs": 3}))) is None
+    assert resume.finished_result(plan_of(tmp_path, resume="never")) is None
 
 
 def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
@@ -364,9 +364,9 @@ def test_a_finished_job_is_not_called_trained_with_values_that_it_was_not_traine
     journal = Journal(tmp_path / "journal.jsonl")
     journal.write({"what": "over", "exit_code": 0, "result": {"rows": 5}})
     journal.close()
-    assert resume.finished(plan_of(tmp_path, resume="always")) == {"rows": 5}
+    assert resume.finished_result(plan_of(tmp_path, resume="always")) == {"rows": 5}
     wider = changed(tables={"default": {"width": 8}})
     with pytest.raises(ResumeError, match=r"trained already(.|\n)*tables.default.width: 4 before, 8 now(.|\n)*--fresh"):
-        resume.finished(plan_of(tmp_path, job=wider, resume="always"))
+        resume.finished_result(plan_of(tmp_path, job=wider, resume="always"))
     longer = {**wider, "train": {**JOB["train"], "epochs": 3}}
-    assert resume.finished(plan_of(tmp_path, job=longer, resume="always")) is None
+    assert resume.finished_result(plan_of(tmp_path, job=longer, resume="always")) is None

@@ -11,9 +11,9 @@ from paddlewheel.trainer.coordinator import run_report
 from paddlewheel.trainer.coordinator.journal import Content, Journal, seal
 
 
-def tell(records: list[dict[str, Any]], newest: dict[str, Any] | None = None) -> run_report.Report:
+def build_report(records: list[dict[str, Any]], newest: dict[str, Any] | None = None) -> run_report.Report:
     """Of records; `newest` is the cursor of the newest checkpoint."""
-    return run_report.tell(Content(tuple(records)), run_report.Newest("/c/newest", newest) if newest else None)
+    return run_report.build_report(Content(tuple(records)), run_report.Newest("/c/newest", newest) if newest else None)
 
 
 def cursor(draft: str, parent: str | None, step: int, spans: list[list[int]], epoch: int, rows: int) -> dict[str, Any]:
@@ -21,40 +21,46 @@ def cursor(draft: str, parent: str | None, step: int, spans: list[list[int]], ep
     return {**body, "skipped": [], "position": {"epoch": epoch, "done": []}}
 
 
-def commit(time: float, incarnation: int, body: dict[str, Any]) -> list[dict[str, Any]]:
+def commit(time: float, attempt: int, body: dict[str, Any]) -> list[dict[str, Any]]:
     return [
-        {"time": time, "what": "committing", "incarnation": incarnation, "cursor": body},
+        {"time": time, "what": "committing", "attempt": attempt, "cursor": body},
         {
             "time": time + 0.1,
             "what": "committed",
-            "incarnation": incarnation,
+            "attempt": attempt,
             "step": body["step"],
             "draft": body["draft"],
             "path": f"/c/step-{body['step']}",
-            "save_seconds": 0.5,
+            "checkpoint_timeout_seconds": 0.5,
             "commit_seconds": 0.1,
         },
     ]
 
 
 def opened(time: float, number: int, parent: str | None, rows: int, restore: str | None = None) -> list[dict[str, Any]]:
-    fields = {"incarnation": number, "parent": parent, "rows": rows, "restore": restore}
+    fields = {"attempt": number, "parent": parent, "rows": rows, "restore": restore}
     return [
-        {"time": time, "what": "incarnation", **fields, "num_servers": 2, "num_trainers": 2},
-        {"time": time + 1, "what": "running", "incarnation": number},
-        {"time": time + 1, "what": "epoch", "incarnation": number, "epoch": 0, "slices": [[0, 10], [1, 10]]},
+        {"time": time, "what": "attempt", **fields, "num_servers": 2, "num_trainers": 2},
+        {"time": time + 1, "what": "running", "attempt": number},
+        {"time": time + 1, "what": "epoch", "attempt": number, "epoch": 0, "slices": [[0, 10], [1, 10]]},
     ]
 
 
 RUN = [{"time": 0.0, "what": "run", "resume": "auto"}]
-OVER = [{"time": 50.0, "what": "over", "exit_code": 0, "cause": "", "culprit": "", "rows": 20, "draft": "b"}]
+OVER = [{"time": 50.0, "what": "over", "exit_code": 0, "cause": "", "failed_role": "", "rows": 20, "draft": "b"}]
 HALF = cursor("a", None, 1, [[0, 0, 0, 10]], 0, 10)
 WHOLE = cursor("b", "a", 2, [[0, 1, 0, 10]], 1, 20)
 
 
 def lost(time: float, number: int, rows: int) -> list[dict[str, Any]]:
-    said = {"cause": "trainer 1 was killed", "culprit": "trainer 1", "step": 1, "rows": rows, "halting_seconds": 0.5}
-    return [{"time": time, "what": "lost", "incarnation": number, **said}]
+    said = {
+        "cause": "trainer 1 was killed",
+        "failed_role": "trainer 1",
+        "step": 1,
+        "rows": rows,
+        "halting_seconds": 0.5,
+    }
+    return [{"time": time, "what": "lost", "attempt": number, **said}]
 
 
 def test_a_loss_is_told_with_its_cost() -> None:
@@ -67,16 +73,16 @@ def test_a_loss_is_told_with_its_cost() -> None:
         *commit(30, 2, WHOLE),
         *OVER,
     ]
-    report = tell(records)
+    report = build_report(records)
     assert report.exact
     assert report.steps == [1, 2]
     assert report.epochs[0].is_exact
-    first, second = report.incarnations
-    assert (first.rows_replayed, first.culprit, first.restored, second.restored) == (6, "trainer 1", None, 1)
+    first, second = report.attempts
+    assert (first.rows_replayed, first.failed_role, first.restored, second.restored) == (6, "trainer 1", None, 1)
     assert first.down_seconds == pytest.approx(21 - 13.5)
     assert first.repeated_seconds == pytest.approx(13.5 - 10.1)
     assert second.cause == ""
-    assert report.outcome == {"exit_code": 0, "cause": "", "culprit": ""}
+    assert report.outcome == {"exit_code": 0, "cause": "", "failed_role": ""}
     assert report.checkpoint_seconds == pytest.approx(1.2)
 
 
@@ -88,28 +94,28 @@ def test_a_lost_coordinator_is_told() -> None:
         {"time": 15.0, "what": "run", "resume": "auto"},
         *opened(16, 2, "a", 10, "/c/step-1"),
     ]
-    first, second = tell(records).incarnations
-    assert first.culprit == "coordinator"
+    first, second = build_report(records).attempts
+    assert first.failed_role == "coordinator"
     assert first.rows_replayed is None
     assert second.ended is None
 
 
 def test_a_row_trained_twice_is_found() -> None:
     again = cursor("b", "a", 2, [[0, 0, 5, 5], [0, 1, 0, 10]], 1, 25)
-    report = tell([*RUN, *opened(1, 1, None, 0), *commit(10, 1, HALF), *commit(20, 1, again), *OVER])
+    report = build_report([*RUN, *opened(1, 1, None, 0), *commit(10, 1, HALF), *commit(20, 1, again), *OVER])
     assert not report.exact
     assert report.epochs[0].num_repeated == 5
 
 
 def test_a_row_left_out_is_found() -> None:
     gap = cursor("b", "a", 2, [[0, 1, 0, 9]], 1, 19)
-    report = tell([*RUN, *opened(1, 1, None, 0), *commit(10, 1, HALF), *commit(20, 1, gap), *OVER])
+    report = build_report([*RUN, *opened(1, 1, None, 0), *commit(10, 1, HALF), *commit(20, 1, gap), *OVER])
     assert not report.exact
     assert report.epochs[0].num_missing == 1
 
 
 def test_an_epoch_that_goes_on_is_no_mistake() -> None:
-    report = tell([*RUN, *opened(1, 1, None, 0), *commit(10, 1, HALF)], HALF)
+    report = build_report([*RUN, *opened(1, 1, None, 0), *commit(10, 1, HALF)], HALF)
     assert report.exact
     assert report.epochs[0].num_missing == 10
     assert report.outcome is None
@@ -125,8 +131,8 @@ def test_only_the_final_line_counts() -> None:
         *commit(11, 1, damaged),
         *opened(20, 2, "a", 10, "/c/step-1"),
     ]
-    assert tell(records).steps == [1]
-    report = tell([*records, *commit(30, 2, WHOLE), *OVER])
+    assert build_report(records).steps == [1]
+    report = build_report([*records, *commit(30, 2, WHOLE), *OVER])
     assert report.steps == [1, 2]
     assert report.exact
 
@@ -134,10 +140,10 @@ def test_only_the_final_line_counts() -> None:
 def test_a_fresh_start_begins_another_line() -> None:
     records = [*RUN, *opened(1, 1, None, 0), *commit(10, 1, HALF), {"time": 12.0, "what": "run", "resume": "never"}]
     new = [*commit(22, 2, cursor("n", None, 1, [[0, 0, 0, 10], [0, 1, 0, 10]], 1, 20)), {**OVER[0], "draft": "n"}]
-    report = tell([*records, *opened(20, 2, None, 0), *new])
+    report = build_report([*records, *opened(20, 2, None, 0), *new])
     assert report.exact
     assert report.steps == [1]
-    assert len(report.incarnations) == 1
+    assert len(report.attempts) == 1
 
 
 def test_a_folder_without_a_journal(tmp_path: Path) -> None:
@@ -160,15 +166,15 @@ FINISHED = [
 
 def test_a_run_that_goes_on_is_proven_by_its_newest_checkpoint_or_not_at_all() -> None:
     records = FINISHED[:-1]
-    assert tell(records, WHOLE).verdict == "exact"
-    report = tell(records)
+    assert build_report(records, WHOLE).verdict == "exact"
+    report = build_report(records)
     assert (report.verdict, report.reasons) != ("exact", ())
     assert "neither the outcome of the run nor a checkpoint" in report.reasons[0]
 
 
 def test_a_commit_that_nobody_lived_to_write_down_counts() -> None:
     records = [record for record in FINISHED[:-1] if record.get("draft") != "b"]
-    report = tell(records, WHOLE)
+    report = build_report(records, WHOLE)
     assert (report.verdict, report.steps) == ("exact", [1, 2])
 
 
@@ -180,22 +186,22 @@ def test_a_record_that_the_proof_needs_is_missed(what: str) -> None:
         kinds = {"epoch": places, "committing": [places[number]]}
         records = [record for place, record in enumerate(records) if place not in kinds[what]]
         for newest in (WHOLE, None):
-            report = tell(records, newest)
+            report = build_report(records, newest)
             assert report.verdict == "not proven"
             assert any("is missing" in reason for reason in report.reasons), report.reasons
 
 
 def test_an_outcome_or_a_checkpoint_that_tells_of_another_end_is_no_proof() -> None:
     over = {**OVER[0], "draft": "c"}
-    assert "ended with the checkpoint 'c'" in tell([*FINISHED[:-1], over]).reasons[0]
-    assert "/c/newest, is missing" in tell(FINISHED, cursor("d", "b", 3, [], 1, 20)).reasons[0]
-    assert "is not the one that the journal tells of" in tell(FINISHED, {**WHOLE, "rows": 19}).reasons[0]
-    assert tell([*RUN, *opened(1, 1, None, 0)]).reasons == ("no checkpoint was committed",)
+    assert "ended with the checkpoint 'c'" in build_report([*FINISHED[:-1], over]).reasons[0]
+    assert "/c/newest, is missing" in build_report(FINISHED, cursor("d", "b", 3, [], 1, 20)).reasons[0]
+    assert "is not the one that the journal tells of" in build_report(FINISHED, {**WHOLE, "rows": 19}).reasons[0]
+    assert build_report([*RUN, *opened(1, 1, None, 0)]).reasons == ("no checkpoint was committed",)
 
 
 def test_a_row_trained_twice_is_certain_also_where_a_record_is_missing() -> None:
     again = cursor("b", "a", 2, [[0, 0, 5, 5], [0, 1, 0, 10], [0, 0, 0, 7]], 1, 25)
-    report = tell([*RUN, *opened(1, 1, None, 0), *commit(20, 1, again), *OVER])
+    report = build_report([*RUN, *opened(1, 1, None, 0), *commit(20, 1, again), *OVER])
     assert report.verdict == "not exact"
 
 

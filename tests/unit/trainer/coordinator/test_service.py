@@ -1,4 +1,4 @@
-"""The coordinator's service around the state machine: commits that surprise it, and incarnations' numbers."""
+"""The coordinator's service around the state machine: commits that surprise it, and attempts' numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paddlewheel.trainer.coordinator import messages, resume
 from paddlewheel.trainer.coordinator.journal import Journal
 from paddlewheel.trainer.coordinator.plan import JobPlan
 from paddlewheel.trainer.coordinator.row_ledger import Cursor
-from paddlewheel.trainer.coordinator.service import CoordinatorService, _last_incarnation
+from paddlewheel.trainer.coordinator.service import CoordinatorService, _last_attempt
 
 
 class _Surprising(Folder):
@@ -43,7 +43,7 @@ def test_whatever_a_commit_raises_it_is_settled(tmp_path: Path, error: Exception
     async def commit() -> list[messages.Event]:
         plan = JobPlan(name="j", num_servers=1, num_trainers=1, run_dir=str(tmp_path), job={}, tables={})
         journal = Journal(plan.journal)
-        service = CoordinatorService(plan, journal, _Surprising(tmp_path, error), resume.Start(), 0)
+        service = CoordinatorService(plan, journal, _Surprising(tmp_path, error), resume.StartPoint(), 0)
         heard: list[messages.Event] = []
         service.apply = heard.append  # type: ignore[method-assign]
         await service._commit(messages.Commit(Cursor(3, ".step-3", {}), 1.0))
@@ -53,16 +53,13 @@ def test_whatever_a_commit_raises_it_is_settled(tmp_path: Path, error: Exception
         return heard
 
     (settled,) = asyncio.run(commit())
-    assert isinstance(settled, messages.Settled)
+    assert isinstance(settled, messages.CommitFinished)
     assert settled.commit.cursor.step == 3
     assert words in settled.error
 
 
-def test_no_number_of_an_incarnation_is_used_twice_though_the_journal_lost_its_record() -> None:
-    start = resume.Start("/c/step-1", {"incarnation": 4})
-    assert (
-        _last_incarnation([{"what": "incarnation", "incarnation": 2}, {"what": "running", "incarnation": 3}], start)
-        == 4
-    )
-    assert _last_incarnation([{"what": "running", "incarnation": 7}, {"what": "run"}], start) == 7
-    assert _last_incarnation([], resume.Start()) == 0
+def test_no_number_of_an_attempt_is_used_twice_though_the_journal_lost_its_record() -> None:
+    start = resume.StartPoint("/c/step-1", {"attempt": 4})
+    assert _last_attempt([{"what": "attempt", "attempt": 2}, {"what": "running", "attempt": 3}], start) == 4
+    assert _last_attempt([{"what": "running", "attempt": 7}, {"what": "run"}], start) == 7
+    assert _last_attempt([], resume.StartPoint()) == 0

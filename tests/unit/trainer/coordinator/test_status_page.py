@@ -24,13 +24,13 @@ def status(**fields: Any) -> pb.JobStatus:
         "name": "job",
         "mode": "train",
         "phase": "running",
-        "incarnation": 2,
+        "attempt": 2,
         "num_restarts": 1,
         "elapsed_seconds": 12.5,
         "progress_json": json.dumps(progress),
         "checkpoint": pb.CheckpointStatus(step=-1),
         "members": [
-            pb.MemberStatus(role=pb.ROLE_PSERVER, rank=0, host="h", port=1, state="ready", child_memory_bytes=2**40),
+            pb.MemberStatus(role=pb.ROLE_PSERVER, rank=0, host="h", port=1, state="ready", worker_memory_bytes=2**40),
             pb.MemberStatus(role=pb.ROLE_TRAINER, rank=0, state="ready", heartbeat_age_seconds=0.25),
             pb.MemberStatus(role=pb.ROLE_TRAINER, rank=1, state="lost", heartbeat_age_seconds=60),
         ],
@@ -50,7 +50,7 @@ def test_a_snapshot_has_every_field_as_plain_numbers() -> None:
         ("trainer", 1, "lost"),
     ]
     assert full["members"][0]["seconds_to_limit"] is None  # it does not grow; not: full at once
-    assert full["members"][0]["child_memory_bytes"] == 2**40  # not the text that protobuf makes of it
+    assert full["members"][0]["worker_memory_bytes"] == 2**40  # not the text that protobuf makes of it
     assert full["progress"] == {"event": "progress", "rows": 10, "total_rows": 40, "loss": 0.5}
     assert full["entries"][0]["number"] == 1
 
@@ -130,7 +130,7 @@ def test_the_jobs_metrics() -> None:
     expected = {
         "phase running": 1,
         "phase over": 0,
-        "incarnation": 2,
+        "attempt": 2,
         "restarts_total": 1,
         "members trainer": 1,
         "members_expected trainer": 2,

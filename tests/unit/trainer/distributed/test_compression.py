@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paddlewheel.trainer.dense.inputs import TableLayout
 from paddlewheel.trainer.dense.program import DenseProgram, Gradients
 from paddlewheel.trainer.distributed.compression import CompressedSum
-from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.job.errors import ConfigError
 from paddlewheel.trainer.job.train import DenseOptimizerConfig
@@ -32,7 +32,7 @@ class Memory:
         self.rank, self.num_trainers, self._queues = rank, len(queues), queues
         self.num_sent_bytes = 0
 
-    def swap(self, outgoing, incoming):
+    def all_to_all(self, outgoing, incoming):
         for peer, array in outgoing.items():
             self._queues[self.rank][peer].put(array.copy())
             self.num_sent_bytes += array.nbytes
@@ -51,7 +51,7 @@ class Trainers:
     def step(self, gradients_TN, exact_TM):
         """What every trainer has after the sum."""
         with ThreadPoolExecutor(len(self.sums)) as pool:
-            list(pool.map(lambda s, g, e: s.sum(g, e), self.sums, gradients_TN, exact_TM))
+            list(pool.map(lambda s, g, e: s.all_reduce(g, e), self.sums, gradients_TN, exact_TM))
         return gradients_TN, exact_TM
 
     def keep(self):
@@ -194,7 +194,7 @@ def test_a_step_that_is_not_applied_leaves_the_residual_alone():
         buffer.take(Gradients(flat_N, {}, np.zeros((1, 1), np.float32)))
         buffer.tail[2:] = tail[2:]
         peer = threading.Thread(
-            target=other.sum, args=(np.zeros(program.num_floats, np.float32), np.ones(3, np.float32))
+            target=other.all_reduce, args=(np.zeros(program.num_floats, np.float32), np.ones(3, np.float32))
         )
         peer.start()
         buffer.sum(sync)
@@ -215,7 +215,7 @@ def test_a_step_that_is_not_applied_leaves_the_residual_alone():
 def test_a_step_without_a_batch_adds_nothing_of_the_one_before():
     """A buffer keeps the last sum until the next gradient is written over it."""
     program = _program()
-    buffer, alone = program.buffer(3), DenseSync(0, 1, "", interface=None)
+    buffer, alone = program.buffer(3), ProcessGroup(0, 1, "", interface=None)
     buffer.clear()
     buffer.take(Gradients(np.ones(program.num_floats + 2, np.float32), {}, np.zeros((1, 1), np.float32)))
     buffer.sum(alone)

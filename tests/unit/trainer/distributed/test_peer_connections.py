@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from paddlewheel.trainer.distributed import peer_connections
-from paddlewheel.trainer.distributed.peer_connections import Mesh, PeerLostError, own_address
+from paddlewheel.trainer.distributed.peer_connections import PeerConnections, PeerLostError, own_address
 
 
 class Texts:
@@ -39,7 +39,9 @@ def meshes():
     def build(num_trainers, board=None, address="127.0.0.1"):
         board = board or Texts()
         with ThreadPoolExecutor(num_trainers) as pool:
-            built.extend(pool.map(lambda rank: Mesh(rank, num_trainers, board, address), range(num_trainers)))
+            built.extend(
+                pool.map(lambda rank: PeerConnections(rank, num_trainers, board, address), range(num_trainers))
+            )
         return built
 
     yield build
@@ -51,7 +53,7 @@ def _exchange(built, rank, num_floats):
     """Trainer r sends r * 10 + t to trainer t."""
     peers = [t for t in range(len(built)) if t != rank]
     incoming = {t: np.zeros(num_floats, np.float32) for t in peers}
-    built[rank].swap({t: np.full(num_floats, rank * 10 + t, np.float32) for t in peers}, incoming)
+    built[rank].all_to_all({t: np.full(num_floats, rank * 10 + t, np.float32) for t in peers}, incoming)
     return incoming
 
 
@@ -128,19 +130,19 @@ def test_a_peer_that_is_gone(meshes):
     built = meshes(3)
     built[1].close()
     with pytest.raises(PeerLostError, match="trainer 1 is gone"):
-        built[0].swap({}, {1: np.zeros(9)})
+        built[0].all_to_all({}, {1: np.zeros(9)})
 
 
 def test_a_peer_that_does_not_come(meshes, monkeypatch):
     monkeypatch.setattr(peer_connections, "_LIMIT_SECONDS", 0.2)
     with pytest.raises(PeerLostError, match=r"trainers \[1\] did not come"):
-        meshes(2)[0].swap({}, {1: np.zeros(9)})
+        meshes(2)[0].all_to_all({}, {1: np.zeros(9)})
 
 
 def test_a_trainer_that_never_connects(monkeypatch):
     monkeypatch.setattr(peer_connections, "_LIMIT_SECONDS", 0.2)
     with pytest.raises(PeerLostError, match=r"no connection to trainers \[1, 2\]"):
-        Mesh(0, 3, Texts(), "127.0.0.1")
+        PeerConnections(0, 3, Texts(), "127.0.0.1")
 
 
 def test_own_address():

@@ -68,7 +68,7 @@ def test_files_that_are_no_job(tmp_path: Path, text: str | bytes, words: str) ->
         ("tables={default: {optimizer: {rule: adam, learning_rate: .inf}}}", "tables.default.optimizer.learning_rate"),
         ("control.heartbeat_seconds=1e-300", "control.heartbeat_seconds"),
         ("control.heartbeat_seconds=1e-6", "control.heartbeat_seconds: input should be greater than or equal to 0.01"),
-        ("control.step_seconds=1e30", "control.step_seconds"),
+        ("control.step_timeout_seconds=1e30", "control.step_timeout_seconds"),
         ("checkpoint.every_minutes=1e-20", "checkpoint.every_minutes"),
         ("cluster.servers=1000000000", "cluster.servers: input should be less than or equal to 10000"),
         ("cluster.trainers=1000000000", "cluster.trainers: input should be less than or equal to 10000"),

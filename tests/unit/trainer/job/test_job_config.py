@@ -142,7 +142,10 @@ def test_later_overrides_win(write) -> None:
         ("cluster.server_ports=[70000]", ["cluster.server_ports.0", "65535"]),
         ("cluster.servers=3", None),
         ("tables.item.shards=7", None),
-        ("control={heartbeat_seconds: 5, silence_seconds: 6}", ["control", "silence_seconds", "two heartbeats"]),
+        (
+            "control={heartbeat_seconds: 5, heartbeat_timeout_seconds: 6}",
+            ["control", "heartbeat_timeout_seconds", "two heartbeats"],
+        ),
         ("name=a b", ["name", "letters, digits"]),
         ("cluster.trainers", ["write --set key=value"]),
         ("data.sparse.7.name=x", ["data.sparse is a list of 2 entries"]),
@@ -303,7 +306,7 @@ def test_names_that_tables_may_not_have(name: str) -> None:
         ({"data": {"dense": {"columns": ["x"], "clip": [0, math.inf]}}}, "data.dense.clip.1"),
         ({"tables": {"default": {"optimizer": {"rule": "sgd", "weight_bounds": [-math.inf, 1]}}}}, "tables.default."),
         ({"train": {"dense": {"learning_rate": math.inf}}}, "train.dense.learning_rate"),
-        ({"control": {"silence_seconds": math.nan}}, "control.silence_seconds"),
+        ({"control": {"heartbeat_timeout_seconds": math.nan}}, "control.heartbeat_timeout_seconds"),
         ({"tables": {"default": {"lifecycle": {"delete_below_score": math.inf}}}}, "tables.default.lifecycle"),
     ],
 )

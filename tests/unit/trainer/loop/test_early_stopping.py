@@ -6,11 +6,11 @@ import pytest
 from pydantic import ValidationError
 
 from paddlewheel.trainer.job.train import EvaluationConfig
-from paddlewheel.trainer.loop.early_stopping import BestSoFar, due, due_after_epoch
+from paddlewheel.trainer.loop.early_stopping import EarlyStopping, due, due_after_epoch
 
 
 def verdicts(values: list, **config) -> list[tuple[bool, bool]]:
-    best = BestSoFar(EvaluationConfig(every_steps=1, **config))
+    best = EarlyStopping(EvaluationConfig(every_steps=1, **config))
     return [
         (verdict.best, verdict.stop)
         for step, value in enumerate(values)
@@ -54,14 +54,14 @@ def test_nothing_stops_without_being_asked() -> None:
 
 def test_a_metric_that_is_not_there_is_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"metric is gauc.*give data.group"):
-        BestSoFar(EvaluationConfig(every_steps=1, metric="gauc")).observe(1, {"auc": 0.5})
+        EarlyStopping(EvaluationConfig(every_steps=1, metric="gauc")).observe(1, {"auc": 0.5})
     with pytest.raises(ValueError, match=r"metric is weighted_logloss.*give data.sample_weight"):
-        BestSoFar(EvaluationConfig(every_steps=1, metric="weighted_logloss")).observe(1, {"logloss": 0.5})
+        EarlyStopping(EvaluationConfig(every_steps=1, metric="weighted_logloss")).observe(1, {"logloss": 0.5})
 
 
 def test_state_continues_where_it_was() -> None:
     config = EvaluationConfig(every_steps=1, stop_after=2)
-    one, two = BestSoFar(config), BestSoFar(config)
+    one, two = EarlyStopping(config), EarlyStopping(config)
     one.observe(10, {"auc": 0.7})
     one.observe(20, {"auc": 0.6})
     two.load_state(one.state())

@@ -11,8 +11,8 @@ import pytest
 from paddlewheel.data_pipeline.batch import Batch, TableKeys
 from paddlewheel.pserver.client import Pulled
 from paddlewheel.pserver.config import TableConfig
-from paddlewheel.trainer.loop.embedding_pipeline import Exchange, occurrences
-from paddlewheel.trainer.loop.new_keys import Growth
+from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline, occurrences
+from paddlewheel.trainer.loop.new_keys import NewKeyCounter
 
 
 def _batch(number: int) -> Batch:
@@ -63,7 +63,7 @@ def test_occurrences_count_every_id_and_its_label() -> None:
 def test_a_pull_never_lacks_more_pushes_than_allowed(staleness: int) -> None:
     table = _Table()
     seen = []
-    with Exchange(table, iter(map(_batch, range(20))), max_staleness_steps=staleness) as exchange:
+    with EmbeddingPipeline(table, iter(map(_batch, range(20))), max_staleness_steps=staleness) as exchange:
         for number, (batch, rows) in enumerate(exchange):
             seen.append(number - rows["default"][0, 0])
             exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
@@ -77,7 +77,7 @@ def test_a_pull_never_lacks_more_pushes_than_allowed(staleness: int) -> None:
 def test_pulls_do_run_ahead_of_a_slow_push() -> None:
     table = _Table()
     table.gate.clear()
-    with Exchange(table, iter(map(_batch, range(5))), max_staleness_steps=2) as exchange:
+    with EmbeddingPipeline(table, iter(map(_batch, range(5))), max_staleness_steps=2) as exchange:
         lags = []
         for number in range(3):
             batch, rows = next(exchange)
@@ -90,7 +90,7 @@ def test_pulls_do_run_ahead_of_a_slow_push() -> None:
 def test_l2_is_per_occurrence() -> None:
     table = _Table()
     table.pushes.append(())  # so that the pulled value is 1
-    with Exchange(table, iter([_batch(0)]), max_staleness_steps=0, embedding_l2=0.5) as exchange:
+    with EmbeddingPipeline(table, iter([_batch(0)]), max_staleness_steps=0, embedding_l2=0.5) as exchange:
         batch, rows = next(exchange)
         exchange.push(batch, rows, {"default": np.full((2, 1), 0.25, np.float32)})
         exchange.drain()
@@ -99,7 +99,7 @@ def test_l2_is_per_occurrence() -> None:
 
 
 def test_a_failed_pull_reaches_the_training_thread() -> None:
-    with Exchange(_Table(fail_pull_at=1), iter(map(_batch, range(5))), max_staleness_steps=0) as exchange:
+    with EmbeddingPipeline(_Table(fail_pull_at=1), iter(map(_batch, range(5))), max_staleness_steps=0) as exchange:
         next(exchange)
         exchange.skip()
         with pytest.raises(ConnectionError, match="no server"):
@@ -107,7 +107,7 @@ def test_a_failed_pull_reaches_the_training_thread() -> None:
 
 
 def test_a_failed_push_reaches_the_training_thread() -> None:
-    with Exchange(_Table(fail_push=True), iter(map(_batch, range(5))), max_staleness_steps=0) as exchange:
+    with EmbeddingPipeline(_Table(fail_push=True), iter(map(_batch, range(5))), max_staleness_steps=0) as exchange:
         batch, rows = next(exchange)
         exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
         with pytest.raises(ConnectionError, match="push refused"):
@@ -121,7 +121,7 @@ def test_an_error_of_the_reader_reaches_the_training_thread() -> None:
         yield _batch(0)
         raise ValueError("bad file")
 
-    with Exchange(_Table(), batches(), max_staleness_steps=0) as exchange:
+    with EmbeddingPipeline(_Table(), batches(), max_staleness_steps=0) as exchange:
         next(exchange)
         exchange.skip()
         with pytest.raises(ValueError, match="bad file"):
@@ -130,7 +130,7 @@ def test_an_error_of_the_reader_reaches_the_training_thread() -> None:
 
 def test_close_ends_the_threads_whatever_they_wait_for() -> None:
     before = threading.active_count()
-    exchange = Exchange(_Table(), iter(map(_batch, range(100))), max_staleness_steps=1)
+    exchange = EmbeddingPipeline(_Table(), iter(map(_batch, range(100))), max_staleness_steps=1)
     next(exchange)
     exchange.close()
     assert threading.active_count() == before
@@ -138,7 +138,7 @@ def test_close_ends_the_threads_whatever_they_wait_for() -> None:
 
 def test_while_it_is_held_nothing_is_pulled_and_what_was_is_pulled_again() -> None:
     table = _Table()
-    with Exchange(table, iter(map(_batch, range(6))), max_staleness_steps=2) as exchange:
+    with EmbeddingPipeline(table, iter(map(_batch, range(6))), max_staleness_steps=2) as exchange:
         batch, rows = next(exchange)
         exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
         exchange.drain()
@@ -159,7 +159,7 @@ def test_while_it_is_held_nothing_is_pulled_and_what_was_is_pulled_again() -> No
 def test_a_skipped_batch_does_not_stand_in_for_a_push_that_is_on_its_way() -> None:
     table = _Table()
     table.gate.clear()
-    with Exchange(table, iter(map(_batch, range(9))), max_staleness_steps=1) as exchange:
+    with EmbeddingPipeline(table, iter(map(_batch, range(9))), max_staleness_steps=1) as exchange:
         batch, rows = next(exchange)
         exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})  # stays on its way
         next(exchange)
@@ -173,7 +173,7 @@ def test_a_skipped_batch_does_not_stand_in_for_a_push_that_is_on_its_way() -> No
     assert len(seen) == 7
 
 
-def _skipping(exchange: Exchange):
+def _skipping(exchange: EmbeddingPipeline):
     for item in exchange:
         yield item
         exchange.skip()
@@ -182,7 +182,7 @@ def _skipping(exchange: Exchange):
 def test_draining_waits_for_a_push_before_a_skipped_batch() -> None:
     table = _Table()
     table.gate.clear()
-    with Exchange(table, iter(map(_batch, range(2))), max_staleness_steps=1) as exchange:
+    with EmbeddingPipeline(table, iter(map(_batch, range(2))), max_staleness_steps=1) as exchange:
         batch, rows = next(exchange)
         exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
         next(exchange)
@@ -199,11 +199,11 @@ def test_the_first_batch_can_be_waited_for() -> None:
         assert gate.wait(20)
         yield _batch(0)
 
-    with Exchange(_Table(), slow(), max_staleness_steps=0) as exchange:
+    with EmbeddingPipeline(_Table(), slow(), max_staleness_steps=0) as exchange:
         threading.Timer(0.05, gate.set).start()
         exchange.wait_for_first()
         assert exchange._ready.qsize() > 0
-    with Exchange(_Table(), iter(()), max_staleness_steps=0) as exchange:
+    with EmbeddingPipeline(_Table(), iter(()), max_staleness_steps=0) as exchange:
         exchange.wait_for_first()  # the end is something to have, too
 
 
@@ -219,7 +219,9 @@ class _Admitting(_Table):
 def test_gradients_of_embeddings_that_nobody_saw_are_not_pushed(boundary: bool) -> None:
     table = _Admitting()
     config = {"default": TableConfig(width=2, admission=3)}
-    with Exchange(table, iter([_batch(0)]), max_staleness_steps=0, tables=config, growth=Growth()) as exchange:
+    with EmbeddingPipeline(
+        table, iter([_batch(0)]), max_staleness_steps=0, tables=config, growth=NewKeyCounter()
+    ) as exchange:
         exchange.wait_for_first()
         if boundary:
             with exchange.held():
@@ -232,7 +234,7 @@ def test_gradients_of_embeddings_that_nobody_saw_are_not_pushed(boundary: bool) 
 
 
 def test_counts_can_be_read_while_names_come_up() -> None:
-    growth, stop, errors = Growth(), threading.Event(), []
+    growth, stop, errors = NewKeyCounter(), threading.Event(), []
 
     def write() -> None:
         number = 0
@@ -260,7 +262,7 @@ def test_counts_can_be_read_while_names_come_up() -> None:
 
 
 def test_growth_counts_new_keys_by_table_and_feature() -> None:
-    growth = Growth()
+    growth = NewKeyCounter()
     growth.observe(_batch(0), {"default": np.array([0, 3], np.float32)})  # key 7 is new: a twice, b never, t once
     growth.observe(_batch(1), {"default": np.array([1, 4], np.float32)})
     assert growth.new_keys == {"default": 1}
@@ -280,7 +282,7 @@ def test_growth_by_feature_is_that_of_sets(share: float) -> None:
     keys = TableKeys(np.arange(1, 401, dtype=np.uint64), index, single, names)
     shows = np.where(rng.random(400) < share, 0, 3).astype(np.float32)
     shows[7] = 0
-    growth = Growth()
+    growth = NewKeyCounter()
     growth.observe(replace(_batch(0), tables={"default": keys}), {"default": shows})
     new = set((np.flatnonzero(shows == 0) + 1).tolist())
     assert growth.new_keys["default"] == len(new)

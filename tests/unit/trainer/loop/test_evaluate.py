@@ -33,7 +33,7 @@ class Member:
     def __init__(self, together: Together, rank: int) -> None:
         self.together, self.rank, self.num_trainers = together, rank, together.num_trainers
 
-    def sum(self, array: np.ndarray) -> np.ndarray:
+    def all_reduce(self, array: np.ndarray) -> np.ndarray:
         shared = self.together
         shared.arrays[self.rank] = array.copy()
         shared.barrier.wait()
@@ -42,13 +42,13 @@ class Member:
         shared.barrier.wait()
         return array
 
-    def rendezvous(self) -> None:
+    def long_barrier(self) -> None:
         self.together.barrier.wait()
 
-    def gather(self, value: int) -> list[int]:
+    def all_gather(self, value: int) -> list[int]:
         slots = np.zeros(self.num_trainers, np.int64)
         slots[self.rank] = value
-        return [int(v) for v in self.sum(slots)]
+        return [int(v) for v in self.all_reduce(slots)]
 
 
 def on_all(num_trainers: int, work) -> list:

@@ -10,9 +10,9 @@ import pytest
 from paddlewheel.data_pipeline.batch import Batch, Span, TableKeys
 from paddlewheel.trainer.dense.inputs import TableLayout
 from paddlewheel.trainer.dense.program import DenseProgram
-from paddlewheel.trainer.distributed.process_group import DenseSync
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.train import DenseOptimizerConfig
-from paddlewheel.trainer.loop.embedding_pipeline import Exchange
+from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
 from paddlewheel.trainer.loop.train import BadStepsError, Progress, RowsLostError, Signals, TrainLoop
 from paddlewheel.trainer.models import parse_model
 
@@ -45,7 +45,7 @@ class Table:
         self.log.append("push")
 
 
-class Sync(DenseSync):
+class Sync(ProcessGroup):
     """The group of one, which writes down when it would wait for others."""
 
     def __init__(self, log: list[str]) -> None:
@@ -85,7 +85,7 @@ class Run:
 
     def epoch(self, batches, rows_left: int, **hooks) -> bool:
         hooks = {"on_checkpoint": lambda: self.log.append("checkpoint"), **hooks}
-        with Exchange(self.table, iter(batches), max_staleness_steps=1) as exchange:
+        with EmbeddingPipeline(self.table, iter(batches), max_staleness_steps=1) as exchange:
             return self.loop.epoch(exchange, rows_left=rows_left, synchronous=False, **hooks)
 
 
@@ -146,7 +146,7 @@ def test_who_is_to_stop_evaluates_no_more() -> None:
 
 
 def test_bad_steps_are_limited_over_restarts() -> None:
-    """A checkpoint carries the count on, so an incarnation does not begin with a clean sheet."""
+    """A checkpoint carries the count on, so an attempt does not begin with a clean sheet."""
     first = Run(max_bad_steps=3)
     bad = [batch(4, dense=3e38), batch(4), batch(4, dense=3e38)]
     assert first.epoch(bad, rows_left=12)

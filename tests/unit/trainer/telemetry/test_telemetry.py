@@ -45,7 +45,7 @@ def progress(**fields: Any) -> dict[str, Any]:
 
 def trainer() -> Telemetry:
     telemetry = Telemetry("trainer", "job", rank=0, version="1", clock=lambda: 1000.0)
-    telemetry.child_started(1)
+    telemetry.worker_started(1)
     return telemetry
 
 
@@ -84,7 +84,7 @@ def test_a_value_outside_of_a_closed_set_is_dropped() -> None:
     telemetry = trainer()
     before = scrape(telemetry)
     telemetry.observe({"event": "log", "level": "chatty", "message": "x"})
-    telemetry.series.add("paddlewheel_agent_child_failures_total", reason="full moon")
+    telemetry.series.add("paddlewheel_agent_worker_failures_total", reason="full moon")
     after = scrape(telemetry)
     assert {name: set(samples) for name, samples in before.items()} == {n: set(s) for n, s in after.items()}
 
@@ -93,17 +93,17 @@ def test_counters_grow_over_children_and_never_go_back() -> None:
     telemetry = trainer()
     telemetry.observe(progress(step=10, own_rows=100, bad_steps=1))
     telemetry.observe(progress(step=15, own_rows=150, bad_steps=1))
-    telemetry.child_exited(-9, expected=False)
+    telemetry.worker_exited(-9, expected=False)
     assert value(telemetry, "trainer_rows_total") == 150
-    telemetry.child_started(2)
+    telemetry.worker_started(2)
     telemetry.observe({"event": "ready", "step": 10, "bad_steps": 1})  # restored from the checkpoint of step 10
     assert value(telemetry, "trainer_rows_total") == 150
     telemetry.observe(progress(step=12, own_rows=20, bad_steps=1))
     assert value(telemetry, "trainer_rows_total") == 170
     assert value(telemetry, "trainer_steps_total") == 17
     assert value(telemetry, "trainer_bad_steps_total") == 1
-    assert value(telemetry, "agent_child_starts_total") == 2
-    assert value(telemetry, "agent_child_failures_total", reason="signal") == 1
+    assert value(telemetry, "agent_worker_starts_total") == 2
+    assert value(telemetry, "agent_worker_failures_total", reason="signal") == 1
 
 
 @given(
@@ -121,8 +121,8 @@ def test_no_order_of_events_makes_a_counter_go_back(steps: list[tuple[str, Any]]
     seen: dict[tuple[str, Any], float] = {}
     for kind, number in steps:
         if kind == "start":
-            telemetry.child_exited(0, expected=True)
-            telemetry.child_started(number)
+            telemetry.worker_exited(0, expected=True)
+            telemetry.worker_started(number)
             telemetry.observe({"event": "ready", "step": number})
         else:
             telemetry.observe(progress(step=number) if kind == "step" else progress(own_rows=number, bytes=number))
@@ -138,28 +138,28 @@ def test_twenty_restarts_make_no_new_series() -> None:
     telemetry = trainer()
     histogram = DurationHistogram()
     numbers = []
-    for incarnation in range(1, 21):
-        telemetry.child_started(incarnation)
+    for attempt in range(1, 21):
+        telemetry.worker_started(attempt)
         histogram.observe(0.01)
         telemetry.observe({"event": "ready"})
         telemetry.observe(progress(loss=0.5, auc=0.7, own_rows=10, durations={"wait": histogram.to_json()}))
         telemetry.observe({"event": "log", "level": "error", "message": "?"})
-        telemetry.child_measured(1e9, 3.0)
-        telemetry.child_exited(75, expected=False)
+        telemetry.worker_measured(1e9, 3.0)
+        telemetry.worker_exited(75, expected=False)
         numbers.append({name: set(samples) for name, samples in scrape(telemetry).items()})
     assert all(number == numbers[0] for number in numbers)
-    assert value(telemetry, "agent_child_failures_total", reason="retry") == 20
+    assert value(telemetry, "agent_worker_failures_total", reason="retry") == 20
     # An agent process that is started again serves the same series.
     assert set(scrape(trainer())) <= set(numbers[0])
 
 
-def test_histograms_of_a_child_arrive_whole() -> None:
+def test_histograms_of_a_worker_arrive_whole() -> None:
     telemetry = trainer()
-    child = DurationHistogram()
+    worker = DurationHistogram()
     for seconds in (0.0004, 0.001, 0.0011, 0.3, 100.0):
-        child.observe(seconds)
-    telemetry.observe(progress(durations={"compute": child.to_json(), "servers_pull": child.to_json()}))
-    telemetry.observe(progress(durations={"compute": child.to_json()}))  # nothing new
+        worker.observe(seconds)
+    telemetry.observe(progress(durations={"compute": worker.to_json(), "servers_pull": worker.to_json()}))
+    telemetry.observe(progress(durations={"compute": worker.to_json()}))  # nothing new
     found = scrape(telemetry)
     buckets = found["paddlewheel_trainer_step_phase_seconds_bucket"]
     at = {
@@ -168,7 +168,7 @@ def test_histograms_of_a_child_arrive_whole() -> None:
     assert at == {"0.0005": 1, "0.001": 2, "0.0025": 3, "10.0": 4, "+Inf": 5}
     assert found["paddlewheel_trainer_step_phase_seconds_count"][(("phase", "compute"),)] == 5
     total = found["paddlewheel_trainer_step_phase_seconds_sum"][(("phase", "compute"),)]
-    assert math.isclose(total, child.sum_seconds)
+    assert math.isclose(total, worker.sum_seconds)
     assert found["paddlewheel_trainer_pull_seconds_count"][()] == 5
 
 
@@ -186,35 +186,35 @@ def test_histograms_of_a_child_arrive_whole() -> None:
         {"event": "log"},
     ],
 )
-def test_whatever_a_child_says_raises_nothing(event: dict[str, Any]) -> None:
+def test_whatever_a_worker_says_raises_nothing(event: dict[str, Any]) -> None:
     telemetry = trainer()
     telemetry.observe(event)
     assert value(telemetry, "trainer_rows_total") == 0
 
 
-def test_gauges_follow_the_last_event_and_the_child() -> None:
+def test_gauges_follow_the_last_event_and_the_worker() -> None:
     telemetry = Telemetry("trainer", "job", clock=lambda: 1234.0)
     assert value(telemetry, "agent_joined") == 0
     telemetry.joined(3)
-    telemetry.child_started(7)
+    telemetry.worker_started(7)
     telemetry.observe({"event": "ready"})
-    telemetry.child_measured(5e8, 1.5)
+    telemetry.worker_measured(5e8, 1.5)
     telemetry.observe(progress(loss=0.5, auc=0.71, staleness_steps=2))
     telemetry.observe({"event": "result", "eval": {"auc": 0.8, "logloss": 0.4}})
-    assert value(telemetry, "agent_joined") == value(telemetry, "agent_child_ready") == 1
+    assert value(telemetry, "agent_joined") == value(telemetry, "agent_worker_ready") == 1
     assert (value(telemetry, "trainer_loss"), value(telemetry, "trainer_auc")) == (0.5, 0.71)
     assert (value(telemetry, "trainer_eval_auc"), value(telemetry, "trainer_staleness_steps")) == (0.8, 2)
     assert value(telemetry, "agent_last_event_timestamp_seconds") == 1234
-    assert value(telemetry, "agent_child_memory_bytes") == 5e8
+    assert value(telemetry, "agent_worker_memory_bytes") == 5e8
     (sample,) = [s for f in telemetry.series.collect() for s in f.samples if s.name == "paddlewheel_trainer_loss"]
     assert sample.labels == {"job_name": "job", "role": "trainer", "rank": "3"}
-    telemetry.child_exited(0, expected=True)
+    telemetry.worker_exited(0, expected=True)
     telemetry.left()
-    for name in ("agent_joined", "agent_child_up", "agent_child_ready", "agent_child_memory_bytes"):
+    for name in ("agent_joined", "agent_worker_up", "agent_worker_ready", "agent_worker_memory_bytes"):
         assert value(telemetry, name) == 0, name
 
 
-def test_a_probe_is_asked_only_while_the_child_runs_and_may_fail() -> None:
+def test_a_probe_is_asked_only_while_the_worker_runs_and_may_fail() -> None:
     asked = []
     telemetry = Telemetry("pserver", "job", rank=0)
 
@@ -225,14 +225,14 @@ def test_a_probe_is_asked_only_while_the_child_runs_and_may_fail() -> None:
             raise OSError("connection refused")
 
     scrape(telemetry)
-    telemetry.child_started(1)
+    telemetry.worker_started(1)
     scrape(telemetry)
     assert not asked
-    telemetry.child_ready(probe)
+    telemetry.worker_ready(probe)
     assert value(telemetry, "pserver_uptime_seconds") == 5
     assert value(telemetry, "pserver_uptime_seconds") == 0
     assert value(telemetry, "pserver_probe_failures_total") == 1
-    telemetry.child_exited(-9, expected=False)
+    telemetry.worker_exited(-9, expected=False)
     scrape(telemetry)
     assert len(asked) == 3
 
@@ -265,7 +265,7 @@ def test_gpus_are_shown_where_a_driver_is(monkeypatch: pytest.MonkeyPatch) -> No
     nvml = FakeNvml("pynvml")
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     telemetry = Telemetry("trainer", "job", rank=0, probe=gpu_probe())
-    telemetry.child_started(1)
+    telemetry.worker_started(1)
     assert "paddlewheel_trainer_gpu_memory_bytes" not in scrape(telemetry)
     telemetry.observe({"event": "ready"})
     assert value(telemetry, "trainer_gpu_memory_bytes", gpu="1") == 2 << 30
@@ -301,15 +301,15 @@ def test_the_servers_page_becomes_metrics_with_sane_names(monkeypatch: pytest.Mo
     monkeypatch.setattr(probes, "brpc_metrics", read)
     spec = {"endpoints": ["10.0.0.1:9", "[::1]:7"], "rank": 1, "tables": {}}
     telemetry = Telemetry("pserver", "job", rank=1)
-    telemetry.child_started(1)
-    telemetry.child_ready(probes.ServerProbe.of_child(json.dumps(spec)))
+    telemetry.worker_started(1)
+    telemetry.worker_ready(probes.ServerProbe.of_worker(json.dumps(spec)))
     found = scrape(telemetry)
     assert found["paddlewheel_pserver_requests_total"] == {(("operation", "pull"),): 10, (("operation", "push"),): 5}
     assert found["paddlewheel_pserver_request_latency_seconds"][(("quantile", "0.99"),)] == 0.026315
     assert found["paddlewheel_pserver_request_errors_total"][()] == 2
     assert value(telemetry, "pserver_requests_total", operation="pull") == 12
-    telemetry.child_started(2)
-    telemetry.child_ready(probes.ServerProbe.of_child(json.dumps(spec)))
+    telemetry.worker_started(2)
+    telemetry.worker_ready(probes.ServerProbe.of_worker(json.dumps(spec)))
     assert value(telemetry, "pserver_requests_total", operation="pull") == 15, "a new server counts from 0"
 
 
@@ -333,11 +333,11 @@ def test_new_keys_are_followed_by_table_and_feature_and_the_memory_limit_is_fore
     telemetry = Telemetry(
         "trainer", "job", rank=0, clock=lambda: float(next(wall)), monotonic=lambda: float(next(times))
     )
-    telemetry.child_started(1)
+    telemetry.worker_started(1)
     said = {"event": "progress", "tables": {"t": {"new": 5}}, "new_keys_of_features": {"a": 4, "b": 1}}
     telemetry.observe(said)
     telemetry.observe({**said, "tables": {"t": {"new": 8}}, "new_keys_of_features": {"a": "x", "c": 3}})
-    telemetry.observe({**said, "tables": [1], "new_keys_of_features": 7})  # nothing that a child says raises
+    telemetry.observe({**said, "tables": [1], "new_keys_of_features": 7})  # nothing that a worker says raises
     found = {
         (sample.name, sample.labels.get("table") or sample.labels.get("feature")): sample.value
         for family in telemetry.collect()
@@ -350,9 +350,9 @@ def test_new_keys_are_followed_by_table_and_feature_and_the_memory_limit_is_fore
         ("paddlewheel_trainer_feature_new_keys_total", "b"): 1,
         ("paddlewheel_trainer_feature_new_keys_total", "c"): 3,
     }
-    assert telemetry.child_measured(1000, 0.0) is None
+    assert telemetry.worker_measured(1000, 0.0) is None
     for used in range(2000, 12000, 1000):
-        left = telemetry.child_measured(used, 0.0)
+        left = telemetry.worker_measured(used, 0.0)
     assert left == pytest.approx((telemetry.memory_limit_bytes - 11000) / 200, rel=1e-6)
 
 
@@ -376,9 +376,9 @@ def test_a_scrape_asks_a_server_for_its_page_and_nothing_else() -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         telemetry = Telemetry("pserver", "job", rank=0)
-        telemetry.child_started(1)
+        telemetry.worker_started(1)
         spec = {"endpoints": [f"127.0.0.1:{port}"], "rank": 0, "tables": {"t": {}, "u": {}}}
-        telemetry.child_ready(probes.ServerProbe.of_child(json.dumps(spec)))
+        telemetry.worker_ready(probes.ServerProbe.of_worker(json.dumps(spec)))
         assert value(telemetry, "pserver_requests_total", operation="pull") == 1
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()

@@ -13,7 +13,7 @@ from paddlewheel.trainer.checkpoint import manifest
 from paddlewheel.trainer.checkpoint.manifest import CheckpointError
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.loop.train import Progress
-from paddlewheel.trainer.worker.checkpointer import SaveError, Saver
+from paddlewheel.trainer.worker.checkpointer import Checkpointer, SaveError
 from paddlewheel.trainer.worker.spec import Spec
 
 DATA = {"train": "x", "labels": ["y"], "sparse": [{"name": "a"}]}
@@ -61,10 +61,10 @@ class Others:
     def __init__(self, told=FAILED):
         self.told, self.waited = told, 0
 
-    def rendezvous(self):
+    def long_barrier(self):
         self.waited += 1
 
-    def gather(self, value):
+    def all_gather(self, value):
         return [value, self.told]
 
 
@@ -76,7 +76,7 @@ class Coordinator:
 
     def cursor(self, step, epoch, trained):
         self.cursors.append((step, epoch, trained))
-        return CURSOR, f".step-{step}-incarnation-1-draft-{len(self.cursors)}"
+        return CURSOR, f".step-{step}-attempt-1-draft-{len(self.cursors)}"
 
     def commit(self, step, **fields):
         self.commits.append(fields)
@@ -97,7 +97,7 @@ class Trainer:
         self.events, self.life = [], []
         link = SimpleNamespace(event=lambda name, **fields: self.events.append((name, fields)))
         life = SimpleNamespace(saved=lambda tables, readable: self.life.append((sorted(tables), readable)))
-        self.saver = Saver(spec, self.servers, self.program, self.others, life, self.coordinator, link)
+        self.saver = Checkpointer(spec, self.servers, self.program, self.others, life, self.coordinator, link)
         self.folder = Path(run, "checkpoints")
 
     def save(self, advance_day=()):
@@ -166,7 +166,7 @@ def test_a_coordinator_that_ends_the_job_ends_training(tmp_path: Path) -> None:
     assert one.phases == ["saving"]
 
 
-def test_a_day_that_ends_without_its_checkpoint_ends_the_incarnation(tmp_path: Path) -> None:
+def test_a_day_that_ends_without_its_checkpoint_ends_the_attempt(tmp_path: Path) -> None:
     """Some servers have counted the day, others not: only a restore can tell."""
     one = Trainer(tmp_path)
     one.servers.error = OSError("disk full")
@@ -217,7 +217,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_its_name(tmp_path: Path) ->
 
 def test_counting_a_day_leaves_no_draft(tmp_path: Path) -> None:
     one = Trainer(tmp_path)
-    one.saver.count_day(["default"], 7)
+    one.saver.advance_unseen_days(["default"], 7)
     assert one.servers.advanced == [["default"]]
     assert list(one.folder.iterdir()) == []
     assert not one.saver.has(7)

@@ -12,8 +12,8 @@ from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
 from paddlewheel.trainer.checkpoint.manifest import MANIFEST
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.loop.train import Progress, Signals
-from paddlewheel.trainer.worker.checkpointer import Saver
-from paddlewheel.trainer.worker.evaluator import Judge
+from paddlewheel.trainer.worker.checkpointer import Checkpointer
+from paddlewheel.trainer.worker.evaluator import Evaluator
 from paddlewheel.trainer.worker.spec import Spec
 
 DATA = {"train": "x", "eval": "x", "labels": ["y"], "sparse": [{"name": "a"}]}
@@ -30,7 +30,7 @@ class Link:
             self.evaluations.append(fields)
 
 
-class Scored(Judge):
+class Scored(Evaluator):
     """Judges reports that the test gives, instead of scoring rows."""
 
     def evaluate(self, data):
@@ -53,7 +53,7 @@ class Trainer:
         restore = str(self.folder / f"step-{self.restored}") if self.restored >= 0 else None
         spec = Spec(job, "train", self.rank, 2, [], None, "h:1", None, 1, restore)
         self.link, self.saved = Link(), []
-        self.saver = Saver(spec, None, None, None, None, None, None)
+        self.saver = Checkpointer(spec, None, None, None, None, None, None)
         self.saver.restored_step = self.restored
         self.judge = Scored(spec, self.scores, None, None, None, self.link, self.saver, Signals())
         self.progress = Progress()
@@ -150,7 +150,7 @@ def test_a_restored_evaluation_is_not_made_again_but_its_mark_is(tmp_path: Path)
     before.at(20)
     (tmp_path / "BEST").write_text("step-10\n")
     one = _restored(tmp_path, before.judge.state(), 20, scores=[])
-    assert one.judge.owes(20, ended_epoch=None, epochs=3)
+    assert one.judge.needs_evaluation(20, ended_epoch=None, epochs=3)
     assert one.at(20)
     assert (one.saved, one.marked, one.link.evaluations) == ([], "step-20", [])
     assert [e["step"] for e in one.judge.evaluations] == [10, 20]
@@ -160,19 +160,23 @@ def test_an_evaluation_that_was_lost_is_made_up_for(tmp_path: Path) -> None:
     before = Trainer(tmp_path, scores=[0.7])
     before.at(10)
     one = _restored(tmp_path, before.judge.state(), 20, scores=[0.6])
-    assert one.judge.owes(20, ended_epoch=None, epochs=3)
+    assert one.judge.needs_evaluation(20, ended_epoch=None, epochs=3)
     assert one.at(20)
     assert [e["step"] for e in one.link.evaluations] == [20]
 
 
 @pytest.mark.parametrize(
-    ("ended_epoch", "owes"),
+    ("ended_epoch", "needs_evaluation"),
     [(None, False), (0, False), (1, True), (3, False)],  # within an epoch; an odd one; the second; the last
 )
-def test_an_epoch_s_evaluation_is_owed_after_its_end_alone(tmp_path: Path, ended_epoch: int | None, owes: bool) -> None:
+def test_an_epoch_s_evaluation_is_owed_after_its_end_alone(
+    tmp_path: Path, ended_epoch: int | None, needs_evaluation: bool
+) -> None:
     one = Trainer(tmp_path, restored=25, evaluation={"every_epochs": 2})
-    assert one.judge.owes(25, ended_epoch=ended_epoch, epochs=4) is owes
-    assert not Trainer(tmp_path, evaluation={"every_epochs": 2}).judge.owes(0, ended_epoch=ended_epoch, epochs=4)
+    assert one.judge.needs_evaluation(25, ended_epoch=ended_epoch, epochs=4) is needs_evaluation
+    assert not Trainer(tmp_path, evaluation={"every_epochs": 2}).judge.needs_evaluation(
+        0, ended_epoch=ended_epoch, epochs=4
+    )
 
 
 def test_training_that_had_stopped_stays_so_after_a_restart(tmp_path: Path) -> None:
@@ -181,7 +185,7 @@ def test_training_that_had_stopped_stays_so_after_a_restart(tmp_path: Path) -> N
     before = Trainer(tmp_path, scores=[0.7, 0.6], evaluation=evaluation)
     assert [before.at(25), before.at(50)] == [True, False]
     one = _restored(tmp_path, before.judge.state(), 50, evaluation=evaluation)
-    assert one.judge.owes(50, ended_epoch=None, epochs=9)
+    assert one.judge.needs_evaluation(50, ended_epoch=None, epochs=9)
     assert not one.at(50)
     assert one.judge.stopped_early
 

@@ -1,4 +1,4 @@
-"""What a trainer child makes of an error: the kind that its coordinator hears, and its exit code."""
+"""What a trainer worker makes of an error: the kind that its coordinator hears, and its exit code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_may_pass_is_a_loss_and_what_stays_is_the_job_s(monkeypatch, when, 
             raise error
         return _Trained(error)
 
-    monkeypatch.setattr(__main__, "Incarnation", build)
+    monkeypatch.setattr(__main__, "Trainer", build)
     monkeypatch.setattr(__main__, "check", lambda: None)
     monkeypatch.setattr(__main__.Spec, "from_json", staticmethod(lambda raw: raw))
     link = _Link()
