@@ -18,8 +18,6 @@ from typing import IO
 
 from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL
 
-EXIT_HUNG_UP = 128 + signal.SIGHUP
-
 EVENT_FD = 3
 """Where a worker writes its events, one JSON object a line; its number is also in PADDLEWHEEL_EVENT_FD."""
 

@@ -6,9 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from paddlewheel.trainer.agent.subprocesses import EXIT_HUNG_UP
 from paddlewheel.trainer.coordinator.row_ledger import Cursor
-from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED
+from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED
 
 
 class Role(str, enum.Enum):

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import signal
 
-from paddlewheel.trainer.agent.subprocesses import EXIT_HUNG_UP
-
 EXIT_DONE = 0
 """All rows were trained (or evaluated)."""
-
-
 EX_USAGE = 64
-"""The job, its data or the environment is wrong: starting again cannot help."""
-
-
+"""The job, its data or the environment is wrong: starting again cannot help (the name is sysexits.h's)."""
 EX_TEMPFAIL = 75
-"""Something was lost (a peer, a server, disk space): starting again may help."""
-
-
+"""Something was lost (a peer, a server, disk space): starting again may help (the name is sysexits.h's)."""
+EXIT_HUNG_UP = 128 + signal.SIGHUP
 EXIT_INTERRUPTED = 128 + signal.SIGINT
-
-
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
