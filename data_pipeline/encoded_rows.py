@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from paddlewheel.data_pipeline.arrow_arrays import Bool
+from paddlewheel.data_pipeline.batch import UInt64
 from paddlewheel.data_pipeline.config import DataConfig
-from paddlewheel.data_pipeline.encoder import Bool, UInt64
 
 
 @dataclass

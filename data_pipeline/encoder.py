@@ -5,7 +5,6 @@ Shapes: N rows of a block, D dense columns, L labels, F1 single-valued features 
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +12,12 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from paddlewheel.data_pipeline import arrow_arrays, keys
-from paddlewheel.data_pipeline.arrow_arrays import is_text, list_parts, nulls, ragged, simple
+from paddlewheel.data_pipeline.arrow_arrays import Array, Bool, is_text, list_parts, nulls, ragged, simple
+from paddlewheel.data_pipeline.batch import UInt64
 from paddlewheel.data_pipeline.config import DataConfig, DenseBlock, SparseFeature
 from paddlewheel.data_pipeline.encoded_rows import Lists, Rows
 from paddlewheel.data_pipeline.statistics import Fitted
 
-UInt64 = npt.NDArray[np.uint64]
-Bool = npt.NDArray[np.bool_]
-Array = npt.NDArray[Any]
 Reject = Callable[[Bool, str, pa.Array, str], None]
 """Takes a mask of bad rows, the column, its values and the reason."""
 INTEGER = re.compile(rb"[ \t\n\v\f\r]*([+-]?)0*([0-9]{1,20})[ \t\n\v\f\r]*")

@@ -7,13 +7,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from paddlewheel.trainer.job.errors import Problem, _did_you_mean
-from paddlewheel.trainer.job.section import _Section
+from paddlewheel.trainer.job.errors import Problem, did_you_mean
+from paddlewheel.trainer.job.section import Section
 
 _STORES = ("s3", "gs", "hdfs")
 
 
-class CheckpointConfig(_Section):
+class CheckpointConfig(Section):
     """When the state of a run is saved, and where."""
 
     directory: str | None = None
@@ -38,7 +38,7 @@ class CheckpointConfig(_Section):
     """What a checkpoint that cannot be saved does to a running job. One at the end of training that fails ends it."""
 
 
-def _check_store(config: CheckpointConfig) -> Iterator[Problem]:
+def check_store(config: CheckpointConfig) -> Iterator[Problem]:
     """An address of an object store that can be used, and says nothing secret."""
     directory = config.directory or ""
     if "://" not in directory:
@@ -52,7 +52,7 @@ def _check_store(config: CheckpointConfig) -> Iterator[Problem]:
     if scheme not in _STORES:
         yield Problem(
             "checkpoint.directory",
-            f"there is no store {scheme}://{_did_you_mean(scheme, _STORES)} Known: {', '.join(_STORES)}; a folder is "
+            f"there is no store {scheme}://{did_you_mean(scheme, _STORES)} Known: {', '.join(_STORES)}; a folder is "
             "written as a plain path.",
         )
     elif not host and scheme != "hdfs":

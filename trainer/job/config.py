@@ -11,7 +11,6 @@ of a run therefore see the same files whatever their own directory is. Addresses
 
 import copy
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,13 +21,13 @@ from pydantic import Field, ValidationError, model_validator
 from paddlewheel.data_pipeline.config import DataConfig
 from paddlewheel.pserver.config import TableConfig, TableName
 from paddlewheel.trainer.checkpoint.store import KEY_FOUND, KEY_REMEDY, holds_secret, is_remote
-from paddlewheel.trainer.job.checkpoint import CheckpointConfig, _check_store
+from paddlewheel.trainer.job.checkpoint import CheckpointConfig, check_store
 from paddlewheel.trainer.job.control import ControlConfig
-from paddlewheel.trainer.job.errors import ConfigError, Problem, _AcrossError, _did_you_mean, _explain
+from paddlewheel.trainer.job.errors import AcrossError, ConfigError, Problem, did_you_mean, explain
 from paddlewheel.trainer.job.metrics import MetricsConfig
-from paddlewheel.trainer.job.section import _Section
+from paddlewheel.trainer.job.section import Section
 from paddlewheel.trainer.job.train import TrainConfig, WarmStartConfig
-from paddlewheel.trainer.job.yaml_loader import _absolute_paths, _apply, _check_plain, _Loader, _read
+from paddlewheel.trainer.job.yaml_loader import absolute_paths, apply_override, check_plain, read_source
 from paddlewheel.trainer.models.config import AnyModelConfig, DeepFMConfig
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -37,7 +36,7 @@ _MAX_ROLES = 10_000
 """Servers, and trainers, of a job: each is a process."""
 
 
-class ClusterConfig(_Section):
+class ClusterConfig(Section):
     """How many roles there are, and where they listen."""
 
     servers: int = Field(default=1, ge=1, le=_MAX_ROLES)
@@ -59,7 +58,7 @@ class ClusterConfig(_Section):
     """CPU threads of each trainer's dense part. None: the machine's cores divided by the trainers."""
 
 
-class JobConfig(_Section):
+class JobConfig(Section):
     """A whole job. Everything has a default but `name` and `data`."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
@@ -112,7 +111,7 @@ class JobConfig(_Section):
                 the value given, what is allowed, and the nearest known key for an unknown one.
         """
         source = os.fspath(path)
-        return cls.from_settings(_read(source), overrides, source)
+        return cls.from_settings(read_source(source), overrides, source)
 
     @classmethod
     def from_settings(
@@ -121,8 +120,8 @@ class JobConfig(_Section):
         """As `load`, from plain data such as a checkpoint's or an export's settings; these are left as they are."""
         raw = copy.deepcopy(dict(settings))
         for override in overrides:
-            _apply(raw, override, source)
-        return cls.parse(_absolute_paths(raw), source=source)
+            apply_override(raw, override, source)
+        return cls.parse(absolute_paths(raw), source=source)
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any], source: str = "job") -> "JobConfig":
@@ -131,14 +130,14 @@ class JobConfig(_Section):
         Raises:
             ConfigError: as in `load`.
         """
-        problems = list(_check_plain(raw))
+        problems = list(check_plain(raw))
         known = {problem.path for problem in problems}
         try:
             job = cls.model_validate(raw)
             if not problems:
                 return job
         except ValidationError as error:
-            problems += [problem for problem in _explain(cls, raw, error) if problem.path not in known]
+            problems += [problem for problem in explain(cls, raw, error) if problem.path not in known]
         raise ConfigError(source, problems)
 
     @property
@@ -154,7 +153,7 @@ class JobConfig(_Section):
     def _fits_together(self) -> "JobConfig":
         problems = list(_check_across(self))
         if problems:
-            raise _AcrossError(problems)
+            raise AcrossError(problems)
         return self
 
 
@@ -194,7 +193,7 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
             yield Problem(
                 f"data.sparse.{index}.table",
                 f"feature {feature.name!r} uses the table {feature.table!r}, which `tables` does not declare"
-                f"{_did_you_mean(feature.table, job.tables)} Declared: {', '.join(job.tables)}. Add it under "
+                f"{did_you_mean(feature.table, job.tables)} Declared: {', '.join(job.tables)}. Add it under "
                 "`tables`, or name one of those.",
             )
     for name, table in job.tables.items():
@@ -202,7 +201,7 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
             table.num_shards(job.cluster.servers)
         except ValueError as error:
             yield Problem(f"tables.{name}.shards", f"{error} (cluster.servers = {job.cluster.servers})")
-    yield from _check_store(job.checkpoint)
+    yield from check_store(job.checkpoint)
     yield from _check_secrets(job)
     ports = job.cluster.server_ports
     if ports is not None:
@@ -318,34 +317,3 @@ def _check_days(job: JobConfig) -> Iterator[Problem]:
         yield Problem(
             "data.partitions", f"is {job.data.partitions!r}, but train.days finds days by folders: give 'hive'"
         )
-
-
-# -------------------------------------------------------------------------------------------- reading and overriding
-
-
-_Loader.yaml_implicit_resolvers = {}
-for _tag, _pattern, _first in [
-    ("merge", r"^<<$", ["<"]),
-    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
-    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
-    ("int", r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$", list("-+0123456789")),
-    (
-        "float",
-        (
-            r"^(?:[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
-            r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-        ),
-        list("-+0123456789."),
-    ),
-]:
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
-
-
-_LARGEST, _SMALLEST = 3e38, 1e-37  # of a float32, in which rates and bounds end up
-
-
-# -------------------------------------------------------------------------------------------------------- explaining
-
-
-_ABOUT_KEYS = frozenset({"missing", "extra_forbidden", "value_error"})
-"""Findings of pydantic that are about a key, or about several values at once, and not about the form of one value."""

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from paddlewheel.trainer.job.config import _ABOUT_KEYS
 from paddlewheel.trainer.job.written_forms import expected_form
-from paddlewheel.trainer.job.yaml_loader import _clipped
+
+_ABOUT_KEYS = frozenset({"missing", "extra_forbidden", "value_error"})
+"""Findings of pydantic that are about a key, or about several values at once, and not about the form of one value."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class ConfigError(ValueError):
         super().__init__("\n  ".join([f"{source}: {count}", *map(str, problems)]))
 
 
-class _AcrossError(ValueError):
+class AcrossError(ValueError):
     """Carries the findings of the checks across sections through pydantic."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
@@ -50,7 +51,7 @@ class _AcrossError(ValueError):
         super().__init__("; ".join(map(str, problems)))
 
 
-def _did_you_mean(given: str, known: Iterable[str], prefix: str = "") -> str:
+def did_you_mean(given: str, known: Iterable[str], prefix: str = "") -> str:
     near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.5)
     return f"; did you mean {prefix}{near[0]}?" if near else "."
 
@@ -140,12 +141,12 @@ def _locate(root: type[BaseModel], raw: Any, location: tuple[str | int, ...]) ->
     return _Place(tuple(path), kinds, parents)
 
 
-def _explain(root: type[BaseModel], raw: Any, error: ValidationError) -> Iterator[Problem]:
+def explain(root: type[BaseModel], raw: Any, error: ValidationError) -> Iterator[Problem]:
     """Turns pydantic's findings into ours: one a key, by the user's path, with the nearest key and the remedy."""
     found: dict[tuple[str | int, ...], list[str]] = {}
     for item in error.errors(include_url=False):
         across = item.get("ctx", {}).get("error")
-        if isinstance(across, _AcrossError):
+        if isinstance(across, AcrossError):
             yield from across.problems
             continue
         if item["type"] == "default_factory_not_called":  # the value that it would be made from has a finding
@@ -183,21 +184,21 @@ def _unknown_tag(place: _Place, context: Mapping[str, str], block: Any) -> Probl
     own = ", or your own as package.module:Class" if len(known) < len(tags) else ""
     given = context["tag"]
     if isinstance(block, Mapping) and not isinstance(block.get(name), str):
-        return Problem(f"{place.text}.{name}", f"is one of {', '.join(known)}{own}; got {_clipped(block.get(name))}")
+        return Problem(f"{place.text}.{name}", f"is one of {', '.join(known)}{own}; got {clipped(block.get(name))}")
     return Problem(
         f"{place.text}.{name}",
-        f"there is no {name} {given!r}{_did_you_mean(given, known)} Known: {', '.join(known)}{own}.",
+        f"there is no {name} {given!r}{did_you_mean(given, known)} Known: {', '.join(known)}{own}.",
     )
 
 
 def _message(place: _Place, item: Any) -> str:
-    given = _clipped(item["input"])
+    given = clipped(item["input"])
     meaning = f" ({place.description.rstrip('.')})" if place.description else ""
     if item["type"] == "extra_forbidden":
         known = sorted({name for model in _models(place.parents) for name in model.model_fields})
         parent = ".".join(map(str, place.path[:-1]))
         prefix = f"{parent}." if parent else ""
-        hint = _did_you_mean(str(place.path[-1]), known, prefix)
+        hint = did_you_mean(str(place.path[-1]), known, prefix)
         return f"unknown key{hint} Allowed in {parent or 'a job'}: {', '.join(known)}"
     if item["type"] == "missing":
         return f"is required and missing{meaning}"
@@ -205,3 +206,10 @@ def _message(place: _Place, item: Any) -> str:
         return f"{item['ctx']['error']}"
     text = item["msg"][0].lower() + item["msg"][1:]
     return f"{text}, got {given}{meaning}"
+
+
+def clipped(value: Any) -> str:
+    text = (
+        f"a number of {value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > 256 else repr(value)
+    )
+    return text if len(text) <= 80 else text[:77] + "..."

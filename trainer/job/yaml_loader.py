@@ -12,12 +12,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from paddlewheel.trainer.job.config import _LARGEST, _SMALLEST
-from paddlewheel.trainer.job.errors import ConfigError, Problem
+from paddlewheel.trainer.job.errors import ConfigError, Problem, clipped
 
 _MERGE = "tag:yaml.org,2002:merge"
-
-
+_LARGEST, _SMALLEST = 3e38, 1e-37  # of a float32, in which rates and bounds end up
 _MAX_BYTES, _MAX_VALUES, _MAX_DEPTH = 16 << 20, 1_000_000, 100
 """Of a job file. More is no job, and would keep whoever reads it busy for long."""
 
@@ -60,6 +58,24 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
             seen[key] = key_node.start_mark
         return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in [
+    ("merge", r"^<<$", ["<"]),
+    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$", list("-+0123456789")),
+    (
+        "float",
+        (
+            r"^(?:[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+            r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+        ),
+        list("-+0123456789."),
+    ),
+]:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
 
 
 def _check_expanded(root: yaml.Node) -> None:
@@ -116,10 +132,10 @@ def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or is no mapping.
     """
-    return _read(os.fspath(path))
+    return read_source(os.fspath(path))
 
 
-def _read(source: str) -> dict[str, Any]:
+def read_source(source: str) -> dict[str, Any]:
     try:
         text = _read_text(Path(source))
     except FileNotFoundError:
@@ -146,7 +162,7 @@ def _read_text(path: Path) -> str:
     return content.decode("utf-8-sig")
 
 
-def _apply(raw: dict[str, Any], override: str, source: str) -> None:
+def apply_override(raw: dict[str, Any], override: str, source: str) -> None:
     """Sets one `a.b.0.c=value` in `raw`. Unknown keys are left for the model to refuse, with its list of known ones."""
 
     def refuse(message: str) -> ConfigError:
@@ -176,7 +192,7 @@ def _apply(raw: dict[str, Any], override: str, source: str) -> None:
             here = here[index]
 
 
-def _check_plain(value: Any, path: tuple[str, ...] = ()) -> Iterator[Problem]:
+def check_plain(value: Any, path: tuple[str, ...] = ()) -> Iterator[Problem]:
     """What no job can hold, whatever the key: numbers that no machine type has, text that no path or log can hold."""
     where = ".".join(path)
     if isinstance(value, Mapping):
@@ -186,17 +202,17 @@ def _check_plain(value: Any, path: tuple[str, ...] = ()) -> Iterator[Problem]:
                 yield Problem(where, f"the key {shown} is no text: write it in quotes, '{shown}'")
             else:
                 yield from _check_text(key, where)
-                yield from _check_plain(inner, (*path, key))
+                yield from check_plain(inner, (*path, key))
     elif isinstance(value, (list, tuple)):
         for index, inner in enumerate(value):
-            yield from _check_plain(inner, (*path, str(index)))
+            yield from check_plain(inner, (*path, str(index)))
     elif isinstance(value, str):
         yield from _check_text(value, where)
     elif isinstance(value, bool) or value is None:
         pass
     elif isinstance(value, int):
         if not -(2**63) <= value < 2**64:
-            yield Problem(where, f"{_clipped(value)} does not fit in 64 bits")
+            yield Problem(where, f"{clipped(value)} does not fit in 64 bits")
     elif isinstance(value, float):
         if not math.isfinite(value):
             # the processes of a run tell each other the job as JSON, where it would become null
@@ -209,14 +225,7 @@ def _check_plain(value: Any, path: tuple[str, ...] = ()) -> Iterator[Problem]:
 
 def _check_text(text: str, where: str) -> Iterator[Problem]:
     if "\0" in text or (not text.isprintable() and any(0xD800 <= ord(letter) < 0xE000 for letter in text)):
-        yield Problem(where, f"{_clipped(text)} holds a zero byte or half a letter (a lone surrogate)")
-
-
-def _clipped(value: Any) -> str:
-    text = (
-        f"a number of {value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > 256 else repr(value)
-    )
-    return text if len(text) <= 80 else text[:77] + "..."
+        yield Problem(where, f"{clipped(text)} holds a zero byte or half a letter (a lone surrogate)")
 
 
 def _absolute(value: Any) -> Any:
@@ -227,7 +236,7 @@ def _absolute(value: Any) -> Any:
     return value
 
 
-def _absolute_paths(raw: dict[str, Any]) -> dict[str, Any]:
+def absolute_paths(raw: dict[str, Any]) -> dict[str, Any]:
     """A copy of the job with its paths made absolute from the working directory."""
     out = dict(raw)
     for section, keys in {

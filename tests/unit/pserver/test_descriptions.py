@@ -12,7 +12,7 @@ from paddlewheel.pserver.errors import CheckpointError, LoadError
 
 
 @pytest.fixture
-def on_saved(tmp_path):
+def saved(tmp_path):
     folder = tmp_path / "t" / f"{table_id('t'):03d}"
     folder.mkdir(parents=True)
     for shard in range(2):

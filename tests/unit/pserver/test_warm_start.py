@@ -27,7 +27,7 @@ def effective(saved):
 
 
 @pytest.fixture
-def on_saved(tmp_path):
+def saved(tmp_path):
     rng = np.random.default_rng(0)
     source = config()
     first, embedding = saved_tables.state_widths(source)
