@@ -15,7 +15,7 @@ from paddlewheel.trainer.dense.inputs import ListFeature, TableLayout
 from paddlewheel.trainer.dense.program import DenseProgram
 from paddlewheel.trainer.job.train import DenseOptimizerConfig
 from paddlewheel.trainer.kernels.cpu import Precision
-from paddlewheel.trainer.models import KINDS, parse_model
+from paddlewheel.trainer.models import KINDS, ModelError, parse_model
 from paddlewheel.trainer.models.base import FeatureSpec, Model, ModelInputs, Tower, Variable
 from paddlewheel.trainer.serving.exported_program import ExportedProgram
 from paddlewheel.trainer.worker.first_biases import Sample, fit
