@@ -89,7 +89,8 @@ def evaluate(
     if checkpoint is not None:
         kept, found = open_address(checkpoint)
         if not re.fullmatch(r"step-\d+", found.rpartition("/")[2]):
-            newest = next(reversed(open_checkpoints(found).committed()), None)
+            inside = [path for place in (found, f"{found}/checkpoints") for path in open_checkpoints(place).committed()]
+            newest = inside[-1] if inside else None
             named = f"; it holds checkpoints, the newest is {newest}" if newest else ""
             raise CheckpointError(f"--checkpoint: {found} is no checkpoint: name a step-<n> folder{named}")
     if found is None:
