@@ -16,7 +16,8 @@ import yaml
 
 from paddlewheel.trainer.dense.gpu_program import GpuProgram
 from paddlewheel.trainer.kernels.gpu import library, self_check
-from paddlewheel.trainer.kernels.gpu.kernel_calls import BYTES, TILES, Buffer, Call, View, row_major
+from paddlewheel.trainer.kernels.gpu.kernel_calls import TILES, DotPairs, DotPairsGrad, FmPairs, FmPairsGrad
+from paddlewheel.trainer.kernels.gpu.views import BYTES, Buffer, View, row_major
 from tests.unit.trainer.kernels.gpu.test_gpu_kernels import error, one_table, program_of, values_of, zoo_calls
 from tests.unit.trainer.models.test_models import CASES, name_of
 
@@ -67,7 +68,7 @@ def test_ids_that_are_all_different_or_all_the_same(device):
     for keys in (1, 2, 9000):
         calls = [c for c in table_calls(16, "bf16", 1300, keys) if c.kernel == "fields_grad"]
         assert len(calls) == 1
-        both = [replace(calls[0], told={**calls[0].told, "tile": tile}) for tile in TILES]
+        both = [replace(calls[0], tile=tile) for tile in TILES]
         assert self_check.run(device, both, rng) == []
 
 
@@ -75,7 +76,7 @@ def table_calls(width, low, rows, keys):
     program = one_table("float32", width)
     shapes = {"dense": (rows, 2), "label": (rows, 1), "row_weight": (rows, 1)}
     shapes |= {"t/rows": (keys, width + 1), "t/single": (rows, 5)}
-    return self_check.calls_of(program.graphs["train"], shapes, low, tf32=True)[0]
+    return self_check.calls_of(program.graphs["train"], shapes, low, tf32=True)
 
 
 def array(*shape):
@@ -96,8 +97,8 @@ def test_dot_products_of_any_number_of_vectors(device, vectors):
                 out, dout = (
                     View(Buffer(rows * stride * BYTES[kind]), 0, (rows, pairs), (stride, 1), kind) for _ in range(2)
                 )
-                calls.append(Call("dot_pairs", (out,), (v, None)))
-                calls.append(Call("dot_pairs_grad", (array(rows, vectors, width),), (v, dout)))
+                calls.append(DotPairs(out, v))
+                calls.append(DotPairsGrad(array(rows, vectors, width), v, dout))
     assert self_check.run(device, calls, rng) == []
 
 
@@ -109,9 +110,9 @@ def test_pairs_of_any_width(device, width):
     e, dout = array(rows, fields, width), array(rows, 1)
     add = View(Buffer(2 * size), 0, (rows, fields * width), (fields * width, 1), "bf16")
     calls = [
-        Call("fm_pairs", (array(rows, 1),), (e, None, None)),
-        Call("fm_pairs_grad", (array(rows, fields, width),), (e, dout, None)),
-        Call("fm_pairs_grad", (array(rows, fields, width),), (e, dout, add)),
+        FmPairs(array(rows, 1), e),
+        FmPairsGrad(array(rows, fields, width), e, dout, None),
+        FmPairsGrad(array(rows, fields, width), e, dout, add),
     ]
     assert self_check.run(device, calls, rng) == []
 

@@ -1,6 +1,4 @@
-"""A GPU made of NumPy: the calls that kernels would run, on the host's memory. For everything but the kernels
-themselves.
-"""
+"""A GPU made of NumPy: the calls that kernels would run, on the host's memory. For all but the kernels themselves."""
 
 from __future__ import annotations
 
@@ -9,11 +7,12 @@ import ctypes
 import numpy as np
 
 from paddlewheel.trainer.kernels.gpu import reference
-from paddlewheel.trainer.kernels.gpu.kernel_calls import BYTES, View, encode
 from paddlewheel.trainer.kernels.gpu.library import Device
+from paddlewheel.trainer.kernels.gpu.structs import encode
+from paddlewheel.trainer.kernels.gpu.views import BYTES, View
 
 
-class _Memory(reference.Memory):
+class _Memory(reference.HostMemory):
     """Buffers are where the addresses say."""
 
     def __init__(self, starts):
@@ -21,7 +20,7 @@ class _Memory(reference.Memory):
         self._starts = starts
 
     def bytes(self, buffer):
-        start = self._starts[id(buffer)]
+        start = self._starts[buffer]
         return np.ctypeslib.as_array((ctypes.c_uint8 * max(16, buffer.nbytes)).from_address(start))
 
 
@@ -68,9 +67,9 @@ class EmulatedDevice(Device):
 
     def _bound(self, call, address):
         encode(call, address)  # what the kernel would be told must be sayable
-        starts = {id(v.buffer): address(View(v.buffer, 0, (1,), (1,), v.type)) for v in call.views}
+        starts = {v.buffer: address(View(v.buffer, 0, (1,), (1,), v.type)) for v in call.views}
         for view in call.views:
-            assert address(view) == starts[id(view.buffer)] + view.offset * BYTES[view.type]
+            assert address(view) == starts[view.buffer] + view.offset * BYTES[view.type]
         return call, starts
 
     def _run(self, bound):

@@ -21,8 +21,9 @@ from paddlewheel.trainer.distributed.nccl import Nccl
 from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.train import DenseOptimizerConfig, WireType
 from paddlewheel.trainer.kernels.gpu import fusion, graph, self_check
+from paddlewheel.trainer.kernels.gpu.kernel_calls import AdamSettings
+from paddlewheel.trainer.kernels.gpu.layout import TAIL
 from paddlewheel.trainer.kernels.gpu.library import Device, GpuError
-from paddlewheel.trainer.kernels.gpu.lowering import TAIL
 from paddlewheel.trainer.kernels.gpu.runner import Runner
 from paddlewheel.trainer.models import ModelConfig
 
@@ -87,7 +88,7 @@ class GpuProgram(DenseProgram):
     Args:
         device: the GPU.
         precision: of matrix products: float32, tfloat32, bfloat16 or float16; sums, parameters and the optimizer are
-        float32.
+            float32.
         others: as for `DenseProgram`.
 
     Raises:
@@ -131,12 +132,14 @@ class GpuProgram(DenseProgram):
         )
         config = optimizer
         self._runner.prepare_optimizer(
-            beta1=config.beta1,
-            beta2=config.beta2,
-            epsilon=config.epsilon,
-            weight_decay=config.weight_decay,
-            l2=config.l2,
-            clip_norm=config.clip_norm,
+            AdamSettings(
+                beta1=config.beta1,
+                beta2=config.beta2,
+                epsilon=config.epsilon,
+                weight_decay=config.weight_decay,
+                l2=config.l2,
+                clip_norm=config.clip_norm or 0.0,
+            )
         )
         self._check_kernels(widths)
         self._power1, self._power2 = np.float32(config.beta1), np.float32(config.beta2)
@@ -174,7 +177,7 @@ class GpuProgram(DenseProgram):
         low, tf32 = self._runner.low, self.precision == "tfloat32"
         calls = list(self._runner.optimizer_calls)
         for each in self.graphs.values():
-            calls += self_check.calls_of(each, self_check.small_shapes(each, widths), low, tf32=tf32)[0]
+            calls += self_check.calls_of(each, self_check.small_shapes(each, widths), low, tf32=tf32)
         kinds = self_check.distinct(calls)
         self.num_checked = len(kinds)
         wrong = self_check.run(self.device, kinds, np.random.default_rng())
@@ -248,12 +251,12 @@ class GpuProgram(DenseProgram):
 
     def flat_gradient(self) -> Floats:
         """Of the newest batch, with its loss and weight, in the order of `sizes`."""
-        return self._runner.memory.joined(self._runner.read(self._runner.flat_gradient()))
+        return self._runner.buffers.unpack(self._runner.read(self._runner.flat_gradient()))
 
     def apply(self, flat_N: Floats, total_weight: float, *, rate_factor: float = 1.0) -> None:
         """As `DenseProgram.apply`, with a gradient in the host's memory."""
         self.device.use()
-        self._runner.write(self._runner.flat_gradient(0), self._runner.memory.spread(flat_N))
+        self._runner.write(self._runner.flat_gradient(0), self._runner.buffers.pack(flat_N))
         self.apply_on_gpu(total_weight, rate_factor=rate_factor)
 
     def apply_on_gpu(self, total_weight: float, *, rate_factor: float = 1.0) -> None:
@@ -288,7 +291,7 @@ class GpuProgram(DenseProgram):
     def _download(self, kind: str) -> NDArray[np.float32]:
         runner = self._runner
         view = {"": runner.flat_parameters, "moment1": runner.flat_moment(0), "moment2": runner.flat_moment(1)}[kind]
-        return runner.memory.joined(runner.read(view))
+        return runner.buffers.unpack(runner.read(view))
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Set everything that `state` names.
@@ -313,7 +316,7 @@ class GpuProgram(DenseProgram):
         runner = self._runner
         runner.set_parameters(arrays[""])
         for which, kind in enumerate(("moment1", "moment2")):
-            runner.write(runner.flat_moment(which), runner.memory.spread(arrays[kind]))
+            runner.write(runner.flat_moment(which), runner.buffers.pack(arrays[kind]))
 
     def parameters(self) -> dict[str, NDArray[Any]]:
         """Copies of the parameters alone."""
@@ -351,7 +354,7 @@ class GpuStepBuffer(StepBuffer):
         whole = runner.flat_gradient(self._num_more)
         if not self._taken:
             runner.zero_gradient()
-        runner.write(whole.cut(0, runner.num_floats, whole.size), self.tail)
+        runner.write(whole.slice(0, runner.num_floats, whole.size), self.tail)
         if self._through_host:
             summed = runner.read(whole)
             sync.all_reduce(summed)
@@ -360,7 +363,7 @@ class GpuStepBuffer(StepBuffer):
             return
         assert self._nccl is not None
         self._nccl.all_reduce(runner.address(whole), whole.size)
-        device.download(self.tail, runner.address(whole.cut(0, runner.num_floats, whole.size)))
+        device.download(self.tail, runner.address(whole.slice(0, runner.num_floats, whole.size)))
         device.synchronize()
 
     def _connect(self, sync: ProcessGroup) -> None:

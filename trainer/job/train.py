@@ -167,8 +167,7 @@ class TrainConfig(BaseModel):
 
     device: Literal["cpu", "gpu"] = "cpu"
     """Where the dense part is computed. `gpu`: one NVIDIA GPU a trainer, after `paddlewheel gpu build` on its
-    machine; pulls
-    and pushes stay on the CPU."""
+    machine; pulls and pushes stay on the CPU."""
 
     operators: Literal["auto", "native", "paddle"] = "auto"
     """Who computes the dense part on a CPU. `native`: our compiled operators, refused where they cannot be had;

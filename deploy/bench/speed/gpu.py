@@ -22,8 +22,9 @@ from paddlewheel.deploy.bench.speed.workload import Workload
 from paddlewheel.trainer.dense.gpu_program import GpuProgram
 from paddlewheel.trainer.dense.inputs import TableLayout
 from paddlewheel.trainer.job.train import DenseOptimizerConfig
-from paddlewheel.trainer.kernels.gpu.kernel_calls import BYTES, Call
+from paddlewheel.trainer.kernels.gpu.kernel_calls import Call, Matmul, Skinny, SkinnyGrad
 from paddlewheel.trainer.kernels.gpu.library import Device
+from paddlewheel.trainer.kernels.gpu.views import BYTES
 from paddlewheel.trainer.models import parse_model
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -71,15 +72,10 @@ def program_of(work: Workload, model: str, precision: str, device: Device) -> Gp
 
 def flops(call: Call) -> int:
     """Of a matrix product; the rest of a step's arithmetic is small beside it."""
-    if call.kernel == "matmul":
-        told, out = call.told, call.outs[0]
-        assert out is not None
-        return int(2 * told["m"] * told["n"] * told["k"] * (out.shape[0] if len(out.shape) == 3 else 1))
-    if call.kernel in {"skinny", "skinny_grad"}:
-        x, w = call.ins[0], call.ins[1]
-        assert x is not None
-        assert w is not None
-        return int((2 if call.kernel == "skinny" else 4) * x.shape[0] * w.size)
+    if isinstance(call, Matmul):
+        return 2 * call.out.size * call.sizes[2]
+    if isinstance(call, (Skinny, SkinnyGrad)):
+        return (2 if isinstance(call, Skinny) else 4) * call.x.shape[0] * call.w.size
     return 0
 
 
@@ -153,7 +149,7 @@ def _one(program: GpuProgram, work: Workload, num_rows: int) -> dict[str, Any]:
         "uploaded_bytes": feed,
         "downloaded_bytes": out,
         "keys": len(batch.tables["default"].keys_U),
-        "calls": len(plan.calls),
+        "calls": len(plan.lowered.calls),
         "kernels_ms": kernels,
         "flops": sum(flops(call) for call, _ in parts),
         "bytes": sum(nbytes(call) for call, _ in parts),

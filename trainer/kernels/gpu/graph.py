@@ -1,8 +1,7 @@
 """A static program as plain data: what is computed, in which order, from which inputs.
 
 Paddle builds the program and its backward part; this is what the GPU side reads of it. Holds no Paddle object, so it
-can be
-written to a file and run where Paddle is not.
+can be written to a file and run where Paddle is not.
 """
 
 from __future__ import annotations
@@ -32,6 +31,15 @@ class Op:
         """The single output variable of a slot; None where it is not wanted."""
         names = self.outs.get(slot, ())
         return names[0] if names and names[0] != EMPTY else None
+
+    def result(self, slot: str = "Out") -> str:
+        """The first output variable of a slot, which must be there."""
+        return self.outs[slot][0]
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is part of the backward pass."""
+        return self.type.endswith("_grad")
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,32 @@ class Graph:
         used = {name for op in kept for names in op.ins.values() for name in names} | set(self.outputs.values())
         feeds = {name: kind for name, kind in self.feeds.items() if name in used}
         return Graph(kept[::-1], feeds, self.parameters, self.outputs)
+
+
+class Uses:
+    """Who reads each variable of a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._results = set(graph.outputs.values())
+        self._readers = {name: [graph.ops[at] for at in places] for name, places in graph.consumers().items()}
+
+    def readers(self, name: str) -> list[Op]:
+        """The operators that read a variable, as often as they name it."""
+        return self._readers.get(name, [])
+
+    def forward(self, name: str) -> list[Op]:
+        """Those of them that are not gradients."""
+        return [op for op in self.readers(name) if not op.is_gradient]
+
+    def feeds_only(self, name: str, kind: str) -> bool:
+        """Whether operators of this type, and gradients, are all that reads the variable."""
+        if name in self._results:
+            return False
+        return bool(self.readers(name)) and all(op.type == kind for op in self.forward(name))
+
+    def only(self, name: str, kind: str) -> bool:
+        """Whether nothing but operators of this type reads the variable."""
+        return all(op.type == kind for op in self.readers(name))
 
 
 _ATTRIBUTES = {

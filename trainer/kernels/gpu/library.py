@@ -1,8 +1,7 @@
 """The library of kernels: where it is, how it is built, how it is loaded; memory and streams of one GPU.
 
 `paddlewheel gpu build` compiles kernels.cu with the machine's nvcc for the machine's GPUs. The result is kept by the
-hash of the
-source, so that an old library is never taken for a new one. Nothing here needs Paddle.
+hash of the source, so that an old library is never taken for a new one. Nothing here needs Paddle.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paddlewheel.trainer.kernels.gpu.kernel_calls import STRUCTS, Address, Call, encode
+from paddlewheel.trainer.kernels.gpu.kernel_calls import Call
+from paddlewheel.trainer.kernels.gpu.structs import STRUCTS, Address, encode
 
 SOURCE = Path(__file__).with_name("kernels.cu")
 OLDEST_CAPABILITY = 70
@@ -204,7 +204,7 @@ def load() -> ctypes.CDLL:
     library.pw_elapsed_ms.restype = ctypes.c_float
     sizes = (ctypes.c_int32 * 32)()
     count = library.pw_struct_sizes(sizes)
-    assert list(sizes[:count]) == [ctypes.sizeof(s) for s in STRUCTS], "kernels.cu and calls.py differ"
+    assert list(sizes[:count]) == [ctypes.sizeof(s) for s in STRUCTS], "kernels.cu and structs.py differ"
     _library = library
     return library
 

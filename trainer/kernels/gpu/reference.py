@@ -6,31 +6,32 @@ Arithmetic is float64; what is stored is rounded to the array's type.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from paddlewheel.trainer.kernels.gpu.kernel_calls import BF16, BYTES, F16, F32, Buffer, Call, View
+from paddlewheel.trainer.kernels.gpu import kernel_calls
+from paddlewheel.trainer.kernels.gpu.kernel_calls import Call
+from paddlewheel.trainer.kernels.gpu.views import BF16, BYTES, F16, F32, I32, Buffer, View
 
 Array = NDArray[Any]
-_STORED = {F32: np.float32, BF16: np.uint16, F16: np.float16, "i32": np.int32}
+_STORED = {F32: np.float32, BF16: np.uint16, F16: np.float16, I32: np.int32}
 
 
-class Memory:
+class HostMemory:
     """Buffers in the host's memory, made when first touched."""
 
-    def __init__(self, rng: np.random.Generator | None = None) -> None:
-        self._buffers: dict[int, tuple[Buffer, NDArray[np.uint8]]] = {}
-        self._rng = rng
+    def __init__(self) -> None:
+        self._buffers: dict[Buffer, NDArray[np.uint8]] = {}
 
     def bytes(self, buffer: Buffer) -> NDArray[np.uint8]:
         """The buffer's memory; not zero at first, because a GPU's is not."""
-        if id(buffer) not in self._buffers:
-            size = max(16, -(-buffer.nbytes // 16) * 16)
-            self._buffers[id(buffer)] = (buffer, np.full(size, 0xFF, np.uint8))
-        return self._buffers[id(buffer)][1]
+        if buffer not in self._buffers:
+            self._buffers[buffer] = np.full(max(16, -(-buffer.nbytes // 16) * 16), 0xFF, np.uint8)
+        return self._buffers[buffer]
 
     def _raw(self, view: View) -> Array:
         width = BYTES[view.type]
@@ -43,7 +44,7 @@ class Memory:
         raw = self._raw(view)
         if view.type == BF16:
             return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-        return raw.copy() if view.type == "i32" else raw.astype(np.float64)
+        return raw.copy() if view.type == I32 else raw.astype(np.float64)
 
     def store(self, view: View, values: Array) -> None:
         """Set all elements, rounded to the view's type."""
@@ -103,178 +104,158 @@ def _function(name: str, v: Sequence[Array], p: float, q: float) -> Array:
         "tanh": lambda: np.tanh(a),
         "tanh_grad": lambda: a * (1 - b * b),
         "mul_exp_diff": lambda: a * np.exp(b - c),
-        "between": lambda: b + a * (c - b),
+        "lerp": lambda: b + a * (c - b),
         "negative": lambda: -a,
     }
     with np.errstate(all="ignore"):
         return table[name]()
 
 
-def run(call: Call, memory: Memory) -> None:
+@singledispatch
+def run(call: Call, memory: HostMemory) -> None:
     """What the kernel does, to the arrays in `memory`."""
-    _KERNELS[call.kernel](call, memory)
+    raise NotImplementedError(type(call))
 
 
-def _loaded(call: Call, memory: Memory) -> list[Array | None]:
-    return [None if v is None else memory.load(v) for v in call.ins]
+@run.register
+def _(call: kernel_calls.Elementwise, memory: HostMemory) -> None:
+    memory.store(call.out, _function(call.function, [memory.load(v) for v in call.operands], call.p, call.q))
 
 
-def _elementwise(call: Call, memory: Memory) -> None:
-    (out,) = call.outs
-    assert out is not None
-    told = call.told
-    values = [np.asarray(v) for v in _loaded(call, memory) if v is not None]
-    memory.store(out, _function(told["op"], values, told.get("p", 0.0), told.get("q", 0.0)))
+@run.register
+def _(call: kernel_calls.Reduce, memory: HostMemory) -> None:
+    mapped = _function(call.function, [memory.load(v) for v in call.operands], 0.0, 0.0)
+    result = np.max(mapped, axis=call.axes) if call.largest else np.sum(mapped, axis=call.axes)
+    memory.store(call.out, np.asarray(result).reshape(call.out.shape))
 
 
-def _reduce(call: Call, memory: Memory) -> None:
-    out, told = call.outs[0], call.told
-    assert out is not None
-    values = [np.asarray(v) for v in _loaded(call, memory) if v is not None]
-    mapped = _function(told["op"], values, told.get("p", 0.0), told.get("q", 0.0))
-    axes = tuple(told["axes"])
-    result = np.max(mapped, axis=axes) if told.get("largest") else np.sum(mapped, axis=axes)
-    memory.store(out, np.asarray(result).reshape(out.shape))
+@run.register
+def _(call: kernel_calls.Squares, memory: HostMemory) -> None:
+    source = memory.load(call.source)
+    memory.store(call.out, np.sum(source * source).reshape(call.out.shape))
 
 
-def _squares(call: Call, memory: Memory) -> None:
-    out, (source,) = call.outs[0], _loaded(call, memory)
-    assert out is not None
-    assert source is not None
-    memory.store(out, np.sum(source * source).reshape(out.shape))
+@run.register
+def _(call: kernel_calls.Gather, memory: HostMemory) -> None:
+    memory.store(call.out, memory.load(call.table)[memory.load(call.index)].reshape(call.out.shape))
 
 
-def _gather(call: Call, memory: Memory) -> None:
-    (out,), (table, index) = call.outs, _loaded(call, memory)
-    assert out is not None
-    assert table is not None
-    memory.store(out, table[index].reshape(out.shape))
-
-
-def _scatter_add(call: Call, memory: Memory) -> None:
-    (out,), (values, index) = call.outs, _loaded(call, memory)
-    assert out is not None
-    assert values is not None
-    assert index is not None
-    table = memory.load(out)
-    values = values.reshape(len(index), table.shape[1])
-    wanted = index != 0 if call.told.get("zero_is_none") else np.ones(len(index), bool)
+@run.register
+def _(call: kernel_calls.ScatterAdd, memory: HostMemory) -> None:
+    table, index = memory.load(call.table), memory.load(call.index)
+    values = memory.load(call.values).reshape(len(index), table.shape[1])
+    wanted = index != 0 if call.zero_is_none else np.ones(len(index), bool)
     np.add.at(table, index[wanted], values[wanted])
-    memory.store(out, table)
+    memory.store(call.table, table)
 
 
-def _copy2d(call: Call, memory: Memory) -> None:
-    (out,), (source,) = call.outs, _loaded(call, memory)
-    assert out is not None
-    assert source is not None
-    rows, columns = source.shape
-    width = columns + call.told["fill"]
-    whole = View(out.buffer, out.offset, (rows, width), out.strides, out.type)
-    memory.store(whole, np.hstack([source, np.zeros((rows, width - columns))]))
+def _filled(view: View, values: Array, fill: int, memory: HostMemory) -> None:
+    """Store a matrix, with columns of zeros behind it."""
+    rows, columns = values.shape
+    whole = View(view.buffer, view.offset, (rows, columns + fill), view.strides, view.type)
+    memory.store(whole, np.hstack([values, np.zeros((rows, fill))]))
 
 
-def _bias_grad(call: Call, memory: Memory) -> None:
-    (dz, _, db), (dy, y) = call.outs, _loaded(call, memory)
-    assert dy is not None
-    value = dy if y is None else np.where(y > 0, dy, 0.0)
-    if db is not None:
-        memory.store(db, value.sum(0))
-    if dz is not None:
-        rows, columns = value.shape
-        whole = View(dz.buffer, dz.offset, (rows, columns + call.told["fill"]), dz.strides, dz.type)
-        memory.store(whole, np.hstack([value, np.zeros((rows, call.told["fill"]))]))
+@run.register
+def _(call: kernel_calls.Copy2D, memory: HostMemory) -> None:
+    _filled(call.out, memory.load(call.source), call.fill, memory)
 
 
-def _skinny(call: Call, memory: Memory) -> None:
-    (y,), (x, w, bias) = call.outs, _loaded(call, memory)
-    assert y is not None
-    assert x is not None
-    memory.store(y, x @ w + (0.0 if bias is None else bias))
+@run.register
+def _(call: kernel_calls.BiasGrad, memory: HostMemory) -> None:
+    value = memory.load(call.dy)
+    if call.y is not None:
+        value = np.where(memory.load(call.y) > 0, value, 0.0)
+    if call.db is not None:
+        memory.store(call.db, value.sum(0))
+    if call.dz is not None:
+        _filled(call.dz, value, call.fill, memory)
 
 
-def _skinny_grad(call: Call, memory: Memory) -> None:
-    (dx, _, dw, _, db), (x, w, dy) = call.outs, _loaded(call, memory)
-    assert dw is not None
-    assert x is not None
-    assert w is not None
-    assert dy is not None
-    memory.store(dw, x.T @ dy)
-    value = np.where(x > 0, dy @ w.T, 0.0) if call.told.get("relu_x") else dy @ w.T
-    if dx is not None:
-        memory.store(dx, value)
-    if db is not None:
-        memory.store(db, value.sum(0))
+@run.register
+def _(call: kernel_calls.Skinny, memory: HostMemory) -> None:
+    bias = 0.0 if call.bias is None else memory.load(call.bias)
+    memory.store(call.y, memory.load(call.x) @ memory.load(call.w) + bias)
 
 
-def _fm_pairs(call: Call, memory: Memory) -> None:
-    (out,), (e, _, _) = call.outs, _loaded(call, memory)
-    assert out is not None
-    assert e is not None
-    memory.store(out, (0.5 * ((e.sum(1) ** 2).sum(1) - (e * e).sum((1, 2)))).reshape(out.shape))
+@run.register
+def _(call: kernel_calls.SkinnyGrad, memory: HostMemory) -> None:
+    x, w, dy = memory.load(call.x), memory.load(call.w), memory.load(call.dy)
+    memory.store(call.dw, x.T @ dy)
+    value = np.where(x > 0, dy @ w.T, 0.0) if call.relu_x else dy @ w.T
+    if call.dx is not None:
+        memory.store(call.dx, value)
+    if call.db is not None:
+        memory.store(call.db, value.sum(0))
 
 
-def _fm_pairs_grad(call: Call, memory: Memory) -> None:
-    (out,), (e, dout, add) = call.outs, _loaded(call, memory)
-    assert out is not None
-    assert e is not None
-    assert dout is not None
-    value = dout.reshape(-1, 1, 1) * (e.sum(1, keepdims=True) - e)
-    memory.store(out, value + (0.0 if add is None else add.reshape(value.shape)))
+def _pairs(e: Array) -> Array:
+    result: Array = 0.5 * ((e.sum(1) ** 2).sum(1) - (e * e).sum((1, 2)))
+    return result
 
 
-def _fields_lookup(call: Call, memory: Memory) -> None:
-    (e_view, pairs, first, sums), (table, first_table, index) = call.outs, _loaded(call, memory)
-    assert pairs is not None
-    assert table is not None
-    assert index is not None
-    e = table[index].reshape(pairs.size, -1, table.shape[1])
-    memory.store(pairs, (0.5 * ((e.sum(1) ** 2).sum(1) - (e * e).sum((1, 2)))).reshape(pairs.shape))
-    if e_view is not None:
-        memory.store(e_view, e.reshape(e_view.shape))
-    if sums is not None:
-        memory.store(sums, e.sum(1))
-    if first is not None:
-        assert first_table is not None
-        memory.store(first, first_table[index].reshape(pairs.size, -1).sum(1).reshape(first.shape))
+@run.register
+def _(call: kernel_calls.FmPairs, memory: HostMemory) -> None:
+    memory.store(call.out, _pairs(memory.load(call.e)).reshape(call.out.shape))
 
 
-def _fields_grad(call: Call, memory: Memory) -> None:
-    (table_view, first_view), (sums, values, dpairs, add, index, dfirst) = call.outs, _loaded(call, memory)
-    assert table_view is not None
-    assert index is not None
-    table = memory.load(table_view)
-    width, rows = table.shape[1], call.told["rows"]
-    grads = np.zeros((rows, index.size // rows, width)) if add is None else add.reshape(rows, -1, width)
-    if dpairs is not None:
-        assert sums is not None
-        assert values is not None
-        grads = grads + dpairs.reshape(-1, 1, 1) * (sums[:, None] - values[index].reshape(grads.shape))
+@run.register
+def _(call: kernel_calls.FmPairsGrad, memory: HostMemory) -> None:
+    e = memory.load(call.e)
+    value = memory.load(call.dout).reshape(-1, 1, 1) * (e.sum(1, keepdims=True) - e)
+    memory.store(call.out, value + (0.0 if call.add is None else memory.load(call.add).reshape(value.shape)))
+
+
+@run.register
+def _(call: kernel_calls.FieldsLookup, memory: HostMemory) -> None:
+    table, index, rows = memory.load(call.table), memory.load(call.index), call.pairs.size
+    e = table[index].reshape(rows, -1, table.shape[1])
+    memory.store(call.pairs, _pairs(e).reshape(call.pairs.shape))
+    if call.e is not None:
+        memory.store(call.e, e.reshape(call.e.shape))
+    if call.sums is not None:
+        memory.store(call.sums, e.sum(1))
+    if call.first is not None:
+        assert call.first_table is not None
+        first = memory.load(call.first_table)[index].reshape(rows, -1).sum(1)
+        memory.store(call.first, first.reshape(call.first.shape))
+
+
+@run.register
+def _(call: kernel_calls.FieldsGrad, memory: HostMemory) -> None:
+    table, index, rows = memory.load(call.table), memory.load(call.index), call.rows
+    width = table.shape[1]
+    grads = np.zeros((rows, index.size // rows, width))
+    if call.add is not None:
+        grads = memory.load(call.add).reshape(grads.shape)
+    if call.dpairs is not None:
+        assert call.sums is not None
+        assert call.values is not None
+        others = memory.load(call.sums)[:, None] - memory.load(call.values)[index].reshape(grads.shape)
+        grads = grads + memory.load(call.dpairs).reshape(-1, 1, 1) * others
     np.add.at(table, index[index != 0], grads.reshape(-1, width)[index != 0])
-    memory.store(table_view, table)
-    if first_view is not None:
-        assert dfirst is not None
-        first = memory.load(first_view)
-        np.add.at(first, index[index != 0], np.repeat(dfirst.reshape(rows), grads.shape[1])[index != 0][:, None])
-        memory.store(first_view, first)
+    memory.store(call.table, table)
+    if call.first is not None:
+        assert call.dfirst is not None
+        first, dfirst = memory.load(call.first), memory.load(call.dfirst).reshape(rows)
+        np.add.at(first, index[index != 0], np.repeat(dfirst, grads.shape[1])[index != 0][:, None])
+        memory.store(call.first, first)
 
 
-def _dot_pairs(call: Call, memory: Memory) -> None:
-    (out,), (v, _) = call.outs, _loaded(call, memory)
-    assert out is not None
-    assert v is not None
+@run.register
+def _(call: kernel_calls.DotPairs, memory: HostMemory) -> None:
+    v = memory.load(call.v)
     rows, columns = np.tril_indices(v.shape[1], -1)
-    memory.store(out, np.einsum("bpw,bpw->bp", v[:, rows], v[:, columns]))
+    memory.store(call.out, np.einsum("bpw,bpw->bp", v[:, rows], v[:, columns]))
 
 
-def _dot_pairs_grad(call: Call, memory: Memory) -> None:
-    (out,), (v, dout) = call.outs, _loaded(call, memory)
-    assert out is not None
-    assert v is not None
-    assert dout is not None
+@run.register
+def _(call: kernel_calls.DotPairsGrad, memory: HostMemory) -> None:
+    v = memory.load(call.v)
     rows, columns = np.tril_indices(v.shape[1], -1)
     grads = np.zeros((v.shape[0], v.shape[1], v.shape[1]))
-    grads[:, rows, columns] = dout
-    memory.store(out, (grads + grads.transpose(0, 2, 1)) @ v)
+    grads[:, rows, columns] = memory.load(call.dout)
+    memory.store(call.out, (grads + grads.transpose(0, 2, 1)) @ v)
 
 
 def dropout_mask(count: int, seed: int, step: int, rate: float) -> Array:
@@ -291,98 +272,57 @@ def dropout_mask(count: int, seed: int, step: int, rate: float) -> Array:
     return result
 
 
-def _dropout(call: Call, memory: Memory) -> None:
-    (mask,), (step,) = call.outs, _loaded(call, memory)
-    assert mask is not None
-    assert step is not None
-    values = dropout_mask(mask.size, call.told["seed"], int(step[0]), call.told["rate"])
-    memory.store(mask, values.reshape(mask.shape))
+@run.register
+def _(call: kernel_calls.Dropout, memory: HostMemory) -> None:
+    values = dropout_mask(call.mask.size, call.seed, int(memory.load(call.step)[0]), call.rate)
+    memory.store(call.mask, values.reshape(call.mask.shape))
 
 
-def _adam(call: Call, memory: Memory) -> None:
-    views, told = call.outs, call.told
-    grad, decays, low_at, scalars, squares = call.ins
-    param_view, moment1_view, moment2_view, low = views
-    assert param_view is not None
-    assert moment1_view is not None
-    assert moment2_view is not None
-    assert grad is not None
-    assert decays is not None
-    assert scalars is not None
-    rate, scale, power1, power2 = memory.load(scalars)[:4]
-    if squares is not None:
-        norm = np.sqrt(memory.load(squares)[0]) * scale
-        scale *= min(1.0, told["clip_norm"] / norm) if norm > 0 else 1.0
-    param = memory.load(param_view)
-    decay = memory.bytes(decays.buffer)[: param_view.size] != 0
-    g = memory.load(grad) * scale + np.where(decay, told["l2"] * param, 0.0)
-    param *= np.where(decay, 1.0 - rate * told["weight_decay"], 1.0)
-    m = told["beta1"] * memory.load(moment1_view) + (1 - told["beta1"]) * g
-    v = told["beta2"] * memory.load(moment2_view) + (1 - told["beta2"]) * g * g
-    param -= rate / (1 - power1) * (m / (np.sqrt(v) / np.sqrt(1 - power2) + told["epsilon"]))
-    memory.store(moment1_view, m)
-    memory.store(moment2_view, v)
-    memory.store(param_view, param)
-    if low is not None and low_at is not None:
-        _copy_low(call, memory)
+@run.register
+def _(call: kernel_calls.Adam, memory: HostMemory) -> None:
+    s = call.settings
+    rate, scale, power1, power2 = memory.load(call.scalars)[:4]
+    if call.squares is not None:
+        norm = np.sqrt(memory.load(call.squares)[0]) * scale
+        scale *= min(1.0, s.clip_norm / norm) if norm > 0 else 1.0
+    param = memory.load(call.param)
+    decay = memory.bytes(call.decays.buffer)[: call.param.size] != 0
+    g = memory.load(call.grad) * scale + np.where(decay, s.l2 * param, 0.0)
+    param *= np.where(decay, 1.0 - rate * s.weight_decay, 1.0)
+    m = s.beta1 * memory.load(call.moment1) + (1 - s.beta1) * g
+    v = s.beta2 * memory.load(call.moment2) + (1 - s.beta2) * g * g
+    param -= rate / (1 - power1) * (m / (np.sqrt(v) / np.sqrt(1 - power2) + s.epsilon))
+    memory.store(call.moment1, m)
+    memory.store(call.moment2, v)
+    memory.store(call.param, param)
+    _copy_low(call, memory)
 
 
-def _copy_low(call: Call, memory: Memory) -> None:
-    param, _, _, low = call.outs
-    low_at = call.ins[2]
-    assert param is not None
-    assert low is not None
-    assert low_at is not None
-    places = memory.load(low_at)
-    for type_view in (View(low.buffer, 0, (low.buffer.nbytes // BYTES[low.type],), (1,), low.type),):
-        copies = memory.load(type_view)
-        copies[places[places >= 0]] = memory.load(param)[places >= 0]
-        memory.store(type_view, copies)
+@run.register
+def _(call: kernel_calls.LowCopies, memory: HostMemory) -> None:
+    _copy_low(call, memory)
 
 
-def _matmul(call: Call, memory: Memory) -> None:
-    (out,), (a, b, bias) = call.outs, _loaded(call, memory)
-    assert out is not None
-    assert a is not None
-    assert b is not None
-    a = a.swapaxes(-1, -2) if call.told["trans_a"] else a
-    b = b.swapaxes(-1, -2) if call.told["trans_b"] else b
-    value = a @ b + (0.0 if bias is None else bias)
-    memory.store(out, np.maximum(value, 0.0) if call.told["relu"] else value)
+def _copy_low(call: kernel_calls.Adam, memory: HostMemory) -> None:
+    low_at, copies = memory.load(call.low_at), memory.load(call.low)
+    copies[low_at[low_at >= 0]] = memory.load(call.param)[low_at >= 0]
+    memory.store(call.low, copies)
 
 
-def _zero(call: Call, memory: Memory) -> None:
-    (out,) = call.outs
-    assert out is not None
-    memory.store(out, np.zeros(out.shape))
+@run.register
+def _(call: kernel_calls.Matmul, memory: HostMemory) -> None:
+    a, b = memory.load(call.a), memory.load(call.b)
+    a = a.swapaxes(-1, -2) if call.trans_a else a
+    b = b.swapaxes(-1, -2) if call.trans_b else b
+    value = a @ b + (0.0 if call.bias is None else memory.load(call.bias))
+    memory.store(call.out, np.maximum(value, 0.0) if call.relu else value)
 
 
-def _count(call: Call, memory: Memory) -> None:
-    (out,) = call.outs
-    assert out is not None
-    memory.store(out, memory.load(out) + 1)
+@run.register
+def _(call: kernel_calls.Zero, memory: HostMemory) -> None:
+    memory.store(call.out, np.zeros(call.out.shape))
 
 
-_KERNELS: dict[str, Callable[[Call, Memory], None]] = {
-    "elementwise": _elementwise,
-    "reduce": _reduce,
-    "squares": _squares,
-    "gather": _gather,
-    "scatter_add": _scatter_add,
-    "copy2d": _copy2d,
-    "bias_grad": _bias_grad,
-    "skinny": _skinny,
-    "skinny_grad": _skinny_grad,
-    "fm_pairs": _fm_pairs,
-    "fm_pairs_grad": _fm_pairs_grad,
-    "fields_lookup": _fields_lookup,
-    "fields_grad": _fields_grad,
-    "dot_pairs": _dot_pairs,
-    "dot_pairs_grad": _dot_pairs_grad,
-    "dropout": _dropout,
-    "adam": _adam,
-    "low_copies": _copy_low,
-    "matmul": _matmul,
-    "zero": _zero,
-    "count": _count,
-}
+@run.register
+def _(call: kernel_calls.Count, memory: HostMemory) -> None:
+    memory.store(call.counter, memory.load(call.counter) + 1)

@@ -20,10 +20,25 @@ from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.job.errors import ConfigError
 from paddlewheel.trainer.job.train import DenseOptimizerConfig
-from paddlewheel.trainer.kernels.gpu import library, lowering, self_check
-from paddlewheel.trainer.kernels.gpu.kernel_calls import ENCODERS, FUNCTIONS, Buffer, Call, View, row_major
+from paddlewheel.trainer.kernels.gpu import library, self_check
+from paddlewheel.trainer.kernels.gpu.arena import plan_arena
+from paddlewheel.trainer.kernels.gpu.deferred import Values
+from paddlewheel.trainer.kernels.gpu.emitter import Emitter
+from paddlewheel.trainer.kernels.gpu.kernel_calls import (
+    FUNCTIONS,
+    KERNELS,
+    Elementwise,
+    FieldsGrad,
+    Reduce,
+    ScatterAdd,
+    Zero,
+)
+from paddlewheel.trainer.kernels.gpu.layout import Constants, DeviceBuffers
 from paddlewheel.trainer.kernels.gpu.library import GpuError
-from paddlewheel.trainer.kernels.gpu.runner import places
+from paddlewheel.trainer.kernels.gpu.lowering import UnsupportedError, lower
+from paddlewheel.trainer.kernels.gpu.operators import RULES
+from paddlewheel.trainer.kernels.gpu.tidy import first_order_with_fields, sums_of_three
+from paddlewheel.trainer.kernels.gpu.views import Buffer, View, row_major
 from paddlewheel.trainer.models import parse_model
 from tests.support.emulated_gpu import EmulatedDevice
 from tests.unit.trainer.models.test_models import CASES, MULTI_TASK, D, U, W, batch_of, layouts, name_of
@@ -236,19 +251,19 @@ def test_lookup_and_pairs_in_one_kernel(width, fused, first_order, precision, to
 def test_embeddings_go_straight_into_the_layer_s_input_where_they_can(copied, monkeypatch):
     """Behind two dense columns they would begin at no multiple of four elements: then they are copied."""
     if copied:
-        read = lowering.Lowering.op_concat
+        concat = RULES["concat"]
 
-        def turned(self, op):
-            read(self, replace(op, ins={"X": op.ins["X"][::-1]}) if len(op.ins["X"]) == 2 else op)
+        def turned(c, op):
+            concat(c, replace(op, ins={"X": op.ins["X"][::-1]}) if len(op.ins["X"]) == 2 else op)
 
-        monkeypatch.setattr(lowering.Lowering, "op_concat", turned)
+        monkeypatch.setitem(RULES, "concat", turned)
     graph = one_table("float32").graphs["train"]
     shapes = {"dense": (9, 2), "label": (9, 1), "row_weight": (9, 1), "t/rows": (11, 9), "t/single": (9, 5)}
-    calls = lowering.Lowering(graph, lowering.Memory(graph, "bf16"), shapes).run().calls
+    calls = lower(graph, DeviceBuffers.of(graph, "bf16"), shapes).calls
     (lookup,) = [c for c in calls if c.kernel == "fields_lookup"]
-    (layer,) = [c for c in calls if c.kernel == "matmul" and c.told["relu"]][:1]
-    assert (lookup.outs[0].buffer is layer.ins[0].buffer) != copied
-    assert lookup.outs[0].type == ("f32" if copied else "bf16")
+    (layer,) = [c for c in calls if c.kernel == "matmul" and c.relu][:1]
+    assert (lookup.e.buffer is layer.a.buffer) != copied
+    assert lookup.e.type == ("f32" if copied else "bf16")
 
 
 # ----------------------------------------------------------------------------------------- the list of what is needed
@@ -267,13 +282,11 @@ def zoo_calls(batch=37, keys=23):
             widths |= {f"{table.name}/rows": W + 1, f"{table.name}/single": len(table.single)}
         for each in program.graphs.values():
             for low in ("f32", "bf16"):
-                yield from self_check.calls_of(
-                    each, self_check.small_shapes(each, widths, batch, keys), low, tf32=True
-                )[0]
+                yield from self_check.calls_of(each, self_check.small_shapes(each, widths, batch, keys), low, tf32=True)
     widths = {"dense": 2, "label": 1, "row_weight": 1, "t/rows": 9, "t/single": 5}
     for each in one_table("float32").graphs.values():
         for low in ("f32", "bf16", "f16"):
-            yield from self_check.calls_of(each, self_check.small_shapes(each, widths, batch, keys), low, tf32=True)[0]
+            yield from self_check.calls_of(each, self_check.small_shapes(each, widths, batch, keys), low, tf32=True)
 
 
 def test_the_kernels_and_the_lowered_operators_are_those_that_the_models_need(monkeypatch):
@@ -288,19 +301,18 @@ def test_the_kernels_and_the_lowered_operators_are_those_that_the_models_need(mo
 
     monkeypatch.setitem(globals(), "program_of", watched)
     calls = list(zoo_calls())
-    helpers = {"count", "low_copies"}  # the number of the step; parameters set from outside
-    assert {call.kernel for call in calls} | helpers == set(ENCODERS)
-    assert {call.told["op"] for call in calls if "op" in call.told} | {"max_grad_second"} == set(FUNCTIONS)
+    helpers = {"low_copies"}  # parameters set from outside
+    assert {call.kernel for call in calls} | helpers == set(KERNELS)
+    assert {call.function for call in calls if hasattr(call, "function")} | {"max_grad_second"} == set(FUNCTIONS)
 
-    ours = {name.removeprefix("op_") for name in vars(lowering.Lowering) if name.startswith("op_")}
-    assert operators <= ours
-    assert {name for name in ours if not name.startswith("pw_")} == operators | {"log_grad"}
+    assert operators <= set(RULES)
+    assert {name for name in RULES if not name.startswith("pw_")} == operators | {"log_grad"}
 
 
 def test_an_operator_without_a_kernel_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.delattr(lowering.Lowering, "op_gather")
+    monkeypatch.delitem(RULES, "gather")
     with pytest.raises(
-        lowering.UnsupportedError,
+        UnsupportedError,
         match=r"'gather', which has no GPU kernel here: train it with `--set train\.device=cpu`",
     ):
         program_of({"kind": "lr"})
@@ -312,8 +324,8 @@ def test_a_sum_is_checked_with_terms_that_do_not_cancel():
     view, out = (View(Buffer(4 * n), 0, (n,), (1,)) for n in (37, 1))
     for op in ("copy", "mul"):
         ins = (view,) if op == "copy" else (view, view)
-        call = Call("reduce", (out, None), ins, {"op": op})
-        draws = [[self_check._random(call, i, v, op, rng) for i, v in enumerate(ins)] for _ in range(3000)]
+        call = Reduce(out, None, ins, op, (0,))
+        draws = [[self_check._random(call, i, v, rng) for i, v in enumerate(ins)] for _ in range(3000)]
         terms = np.prod(draws, axis=1)
         assert (abs(terms.sum(1)) > 0.02 * abs(terms).sum(1)).all()
         assert terms.min() < -0.1
@@ -326,7 +338,7 @@ def test_a_kernel_that_computes_wrong_numbers_ends_the_start(monkeypatch):
         right(self, bound)
         call, starts = bound
         if call.kernel == "fm_pairs":
-            memory = np.ctypeslib.as_array((ctypes.c_float * 1).from_address(starts[id(call.outs[0].buffer)]))
+            memory = np.ctypeslib.as_array((ctypes.c_float * 1).from_address(starts[call.out.buffer]))
             memory[0] *= 1.5
 
     monkeypatch.setattr(EmulatedDevice, "_run", wrong)
@@ -335,19 +347,138 @@ def test_a_kernel_that_computes_wrong_numbers_ends_the_start(monkeypatch):
     program_of({"kind": "lr"})  # which has no such kernel
 
 
-# ------------------------------------------------------------------------------------------------------ memory and
-# views
+# ------------------------------------------------------------------------------------------------- the passes alone
+
+
+def array(*shape, kind="temp"):
+    return View(Buffer(4 * int(np.prod(shape)), kind), 0, shape, row_major(shape))
+
+
+def test_a_program_lowered_twice_makes_the_same_calls():
+    """Nothing of one lowering is left in what another reads: only the pool of constants is shared, and it is full."""
+    graph = program_of({"kind": "dlrm", "tower": [5], "bottom": [4]}).graphs["train"]
+    shapes = self_check.small_shapes(
+        graph,
+        dict.fromkeys(graph.feeds, D)
+        | {"label": 1, "row_weight": 1, "user/single": 2, "item/single": 1, "user/rows": W + 1, "item/rows": W + 1},
+    )
+    buffers = DeviceBuffers.of(graph, "bf16")
+    first, second = (lower(graph, buffers, shapes).calls for _ in range(2))
+    offsets = [plan_arena(calls) for calls in (first, second)]
+    assert offsets[0][1] == offsets[1][1]
+    assert [_form(call, offsets[0][0]) for call in first] == [_form(call, offsets[1][0]) for call in second]
+
+
+def _form(call, offsets):
+    views = [
+        None if v is None else (v.buffer.kind, offsets.get(v.buffer), v.offset, v.shape, v.strides, v.type)
+        for v in (*call.outs, *call.ins)
+    ]
+    return call.kernel, call.variant, views
+
+
+@pytest.mark.parametrize("others", ["nobody", "another call", "the host"])
+def test_a_sum_of_three_is_one_call_unless_somebody_else_reads_the_inner_sum(others):
+    a, b, c, out = (array(4) for _ in range(4))
+    inner = array(4, kind="out" if others == "the host" else "temp")
+    calls = [Elementwise(inner, (a, b), "add"), Elementwise(out, (inner, c), "add")]
+    if others == "another call":
+        calls.append(Elementwise(array(4), (inner,), "copy"))
+    found = sums_of_three(calls)
+    assert found == ([Elementwise(out, (a, b, c), "add3")] if others == "nobody" else calls)
+
+
+def test_calls_that_only_look_like_a_sum_of_three_stay():
+    a, b, c, inner, out = (array(4) for _ in range(5))
+    product = [Elementwise(inner, (a, b), "mul"), Elementwise(out, (inner, c), "add")]
+    second = [Elementwise(inner, (a, b), "add"), Elementwise(out, (c, inner), "add")]
+    between = [Elementwise(inner, (a, b), "add"), Zero(c), Elementwise(out, (inner, c), "add")]
+    for calls in (product, second, between):
+        assert sums_of_three(calls) == calls
+
+
+@pytest.mark.parametrize("change", ["none", "index", "table", "width", "values"])
+def test_first_order_gradients_go_with_those_of_the_embeddings_by_the_same_index(change):
+    rows, fields = 6, 2
+    grads, index = array(9, 5), View(Buffer(4 * rows * fields), 0, (rows * fields,), (1,), "i32")
+    dfirst = array(rows)
+    values = View(dfirst.buffer, 0, (rows, fields), (1, 0))
+    scatter = ScatterAdd(grads.slice(1, 0, 1), values, index, zero_is_none=True)
+    change_of = {
+        "none": {},
+        "index": {"index": replace(index, buffer=Buffer(index.buffer.nbytes))},
+        "table": {"table": array(9, 1)},
+        "width": {"table": grads.slice(1, 0, 2)},
+        "values": {"values": array(rows, fields)},
+    }
+    calls = [replace(scatter, **change_of[change]), Zero(array(3))]
+    calls.append(
+        FieldsGrad(grads.slice(1, 1, 5), None, None, None, None, array(rows, fields * 4), index, None, rows, 256)
+    )
+    found = first_order_with_fields(calls)
+    if change == "none":
+        assert [call.kernel for call in found] == ["zero", "fields_grad"]
+        assert (found[-1].first, found[-1].dfirst) == (scatter.table, dfirst)
+    else:
+        assert found == calls
+
+
+class _Work:
+    def __init__(self):
+        self.targets = []
+
+    def write(self, emit, target):
+        self.targets.append(target)
+
+
+def test_a_deferred_array_is_computed_once_and_when_it_is_read():
+    work, view = _Work(), array(2, 3)
+    values = Values(Emitter(Constants(), tf32=False), {})
+    values.set("x", view, work)
+    values.set("reshaped", view.with_shape((6,)))
+    assert values.peek("x") == view
+    assert values.deferred(view) is work
+    assert work.targets == []
+    values.read("reshaped")
+    values.read("x")
+    assert work.targets == [view.with_shape((6,))]
+
+
+def test_who_takes_deferred_work_is_the_only_one_to_do_it():
+    work, view = _Work(), array(2, 3)
+    values = Values(Emitter(Constants(), tf32=False), {})
+    values.set("x", view, work)
+    assert values.take(view) is work
+    values.read("x")
+    assert values.take(view) is None
+    assert work.targets == []
+
+
+def test_parameters_packed_and_unpacked_are_the_same_and_their_copies_lie_apart():
+    graph = program_of({"kind": "deepfm", "tower": [5, 4]}).graphs["train"]
+    buffers = DeviceBuffers.of(graph, "bf16")
+    flat_N = np.arange(1, 1 + sum(p.size for p in graph.parameters), dtype=np.float32)
+    packed = buffers.pack(flat_N)
+    assert packed.size == buffers.size > flat_N.size
+    np.testing.assert_array_equal(buffers.unpack(np.append(packed, [7.0, 8.0])), [*flat_N, 7.0, 8.0])
+    places = buffers.low_at()[packed != 0]
+    assert len(set(places)) == len(places)
+    assert 0 <= places.min() <= places.max() < buffers.copies.nbytes // 2
+
+
+# ----------------------------------------------------------------------------------------------- memory and views
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 900)), min_size=1, max_size=30))
 def test_buffers_that_live_at_once_have_places_of_their_own(spans):
     buffers = [(first, first + length, Buffer(size)) for first, length, size in spans]
+    result = View(Buffer(4, "out"), 0, (), ())
     calls = [
-        Call("zero", tuple(View(b, 0, (1,), (1,)) for first, last, b in buffers if at in {first, last}))
+        Elementwise(result, tuple(View(b, 0, (1,), (1,)) for first, last, b in buffers if at in {first, last}), "add")
         for at in range(12)
     ]
-    found, size = places(calls)
-    used = [(first, last, found[id(b)], b.nbytes) for first, last, b in buffers]
+    offsets, size = plan_arena(calls)
+    used = [(first, last, offsets[b], b.nbytes) for first, last, b in buffers]
     assert all(start % 256 == 0 and start + nbytes <= size for _, _, start, nbytes in used)
     for i, (first, last, start, nbytes) in enumerate(used):
         for other_first, other_last, other_start, other_nbytes in used[:i]:
@@ -379,8 +510,7 @@ def test_few_sizes_for_the_keys_of_a_batch(count):
     assert padded_count(size) == size
 
 
-# --------------------------------------------------------------------------------------------------- what a user is
-# told
+# -------------------------------------------------------------------------------------------- what a user is told
 
 
 def _job(**train):
