@@ -319,8 +319,8 @@ def _rows_of_table(edit: _Editor, rows: str, places: list[int]) -> None:
     for place in lookups:
         old = graph.ops[place]
         cut = tables[old.one("X")]
-        told = {"starts": 0, "ends": None}
+        attrs = {"starts": 0, "ends": None}
         if cut is not None:
-            told = {"starts": cut.attrs["starts"][0], "ends": cut.attrs["ends"][0]}
+            attrs = {"starts": cut.attrs["starts"][0], "ends": cut.attrs["ends"][0]}
         ins = {"Index": old.ins["Index"], "Out@GRAD": old.ins["Out@GRAD"], "Rows": (rows,)}
-        edit.ops[place] = Op("pw_scatter_rows", ins, {"Rows@GRAD": (f"{rows}@GRAD",)}, told)
+        edit.ops[place] = Op("pw_scatter_rows", ins, {"Rows@GRAD": (f"{rows}@GRAD",)}, attrs)

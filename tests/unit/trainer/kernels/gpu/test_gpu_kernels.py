@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -348,6 +350,23 @@ def test_a_kernel_that_computes_wrong_numbers_ends_the_start(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------- the passes alone
+
+
+def test_the_compiler_and_its_runtime_need_nothing_else_of_ours():
+    """So that it can be taken out, or away, as a whole."""
+    room = "paddlewheel.trainer.kernels.gpu"
+    imported = set()
+    for path in Path(library.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, path
+                imported.add(node.module)
+            elif isinstance(node, ast.Import):
+                imported |= {name.name for name in node.names}
+    ours = {name for name in imported if name.split(".")[0] == "paddlewheel"}
+    assert f"{room}.views" in ours
+    assert {name for name in ours if name != room and not name.startswith(f"{room}.")} == set()
+    assert not {name for name in imported if name.split(".")[0] == "paddle"}
 
 
 def array(*shape, kind="temp"):
