@@ -104,7 +104,7 @@ def _system() -> Iterator[Finding]:
 
 def _paddle() -> Iterator[Finding]:
     # In a process of its own: on a processor without AVX, importing Paddle ends the process.
-    code = "from pserver import requirements; print(requirements.check())"
+    code = "from paddlewheel.pserver import requirements; print(requirements.check())"
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     except subprocess.TimeoutExpired:

@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 _PROGRAM = """
 import json, os, sys
 import numpy as np
-from trainer.dense_sync import ProcessGroup, PeerLostError
+from paddlewheel.trainer.distributed.process_group import ProcessGroup, PeerLostError
 
 import paddle
 
@@ -69,8 +69,8 @@ def test_a_dead_peer_ends_the_sum_on_all_others() -> None:
 _COMPRESSED = """
 import hashlib, json, os, sys
 import numpy as np
-from trainer.compressed_sum import CompressedSum
-from trainer.dense_sync import ProcessGroup, PeerLostError
+from paddlewheel.trainer.distributed.compression import CompressedSum
+from paddlewheel.trainer.distributed.process_group import ProcessGroup, PeerLostError
 
 wire = sys.argv[1]
 rank, trainers, port, dies = (int(a) for a in sys.argv[2:])
@@ -116,7 +116,7 @@ def test_a_dead_peer_ends_a_sum_in_16_bits_on_all_others() -> None:
 _LATE = """
 import sys, time
 import numpy as np
-from trainer.dense_sync import ProcessGroup
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
 
 import paddle
 

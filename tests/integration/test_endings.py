@@ -84,10 +84,10 @@ def test_bad_rows_at_the_end_and_scores_that_are_not_finite_do_not_keep_a_job_fr
 def _run_with_worker(job: Job, worker: str) -> list[str]:
     """A command that runs the job with trainers that are changed by this code."""
     path = job.folder / "worker.py"
-    path.write_text(worker + "\nfrom trainer.worker import main\nmain()\n")
+    path.write_text(worker + "\nfrom paddlewheel.trainer.worker.__main__ import main\nmain()\n")
     code = f"""
-from deploy.launcher import run_local
-from trainer.config import JobConfig
+from paddlewheel.deploy.launch.launcher import run_local
+from paddlewheel.trainer.job.config import JobConfig
 found = run_local(JobConfig.load({str(job.path)!r}), worker_commands={{"trainer": [{sys.executable!r}, {str(path)!r}]}})
 print("ended", found.exit_code)
 """
@@ -103,7 +103,7 @@ def _journal(job: Job, what: str) -> list[dict]:
 SLOW_PREDICTION = """
 import time
 from pathlib import Path
-from trainer.program import DenseProgram
+from paddlewheel.trainer.dense.program import DenseProgram
 predict = DenseProgram.predict
 def slow(self, batch, rows):
     Path("evaluating").touch()

@@ -20,7 +20,7 @@ MODEL = """
 import paddle
 from pydantic import BaseModel
 
-from trainer.models.base import Model, Tower
+from paddlewheel.trainer.models.base import Model, Tower
 
 
 class Squeeze(Model):

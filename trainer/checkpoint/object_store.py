@@ -134,7 +134,7 @@ class ObjectStore(Checkpoints):
             from pyarrow.fs import FileSystem
 
             scheme, _, rest = self.location.partition("://")
-            if scheme != "hdfs" and not re.match(r"[A-Za-z0-9]", rest):
+            if scheme in {"s3", "gs"} and not re.match(r"[A-Za-z0-9]", rest):
                 raise CheckpointError(f"{self.location} names no bucket: write {scheme}://bucket/prefix")
             try:
                 filesystem, root = FileSystem.from_uri(self.location)

@@ -16,12 +16,12 @@ ROOT = Path(__file__).parents[3]
 _LIMITED = """
 import json, resource, sys
 import numpy as np, pyarrow as pa
-from data_pipeline.config import DataConfig
-from data_pipeline.dataset import Dataset, plan_epoch
-from data_pipeline.fit import fit
-from data_pipeline.loader import Loader
-from data_pipeline.quality import check
-from data_pipeline.scoring import Blocks, scoring_config
+from paddlewheel.data_pipeline.config import DataConfig
+from paddlewheel.data_pipeline.dataset import Dataset, plan_epoch
+from paddlewheel.data_pipeline.fit import fit
+from paddlewheel.data_pipeline.loader import Loader
+from paddlewheel.data_pipeline.quality import check
+from paddlewheel.data_pipeline.scoring_reader import Blocks, scoring_config
 what, job = sys.argv[1], json.loads(sys.argv[2])
 config = DataConfig(**job)
 dataset = Dataset.open(config.train, config, require_fitted=False)

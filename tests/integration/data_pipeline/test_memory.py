@@ -14,9 +14,9 @@ import pytest
 
 _MEASURE = """
 import sys
-from data_pipeline.config import DataConfig
-from data_pipeline.dataset import Dataset, plan_epoch
-from data_pipeline.loader import Loader
+from paddlewheel.data_pipeline.config import DataConfig
+from paddlewheel.data_pipeline.dataset import Dataset, plan_epoch
+from paddlewheel.data_pipeline.loader import Loader
 config = DataConfig(
     labels="label", dense={"columns": [f"I{i}" for i in range(13)]}, sparse=[{"name": f"C{i}"} for i in range(26)]
 )

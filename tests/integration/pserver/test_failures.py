@@ -254,8 +254,8 @@ def test_a_wrong_spec_is_the_jobs_fault(spec):
 def test_servers_end_when_their_starter_dies(tmp_path):
     code = (
         "import sys, time, pathlib\n"
-        "from pserver.config import TableConfig\n"
-        "from pserver.local import local_servers\n"
+        "from paddlewheel.pserver.config import TableConfig\n"
+        "from paddlewheel.pserver.local import local_servers\n"
         "with local_servers({'t': TableConfig()}, 1, pathlib.Path(sys.argv[1])) as servers:\n"
         "    print(servers.endpoints[0], servers.processes[0].pid, flush=True)\n"
         "    time.sleep(60)\n"

@@ -66,7 +66,7 @@ def test_one_process_survives_all_public_files_and_reads_the_good_ones_between(s
     code = f"""
 import sys
 from pathlib import Path
-from data_pipeline.dataset import Dataset
+from paddlewheel.data_pipeline.dataset import Dataset
 from tests.parquet_files import *
 for path in sorted(Path({str(shared_data / "parquet-bad")!r}).iterdir()):
     print(path.name, file=sys.stderr, flush=True)
@@ -142,9 +142,9 @@ import math, random, sys, collections
 sys.path.insert(0, ".")
 import pyarrow as pa
 from pathlib import Path
-from data_pipeline.errors import DataError
-from data_pipeline.dataset import Dataset
-from data_pipeline.config import DataConfig
+from paddlewheel.data_pipeline.errors import DataError
+from paddlewheel.data_pipeline.dataset import Dataset
+from paddlewheel.data_pipeline.config import DataConfig
 from tests.parquet_files import *
 root = Path({str(tmp_path)!r})
 text = pa.array([f"s{{i % 9}}" if i % 5 else None for i in range(300)])

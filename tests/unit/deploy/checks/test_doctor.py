@@ -76,7 +76,11 @@ def _answers(monkeypatch: pytest.MonkeyPatch, code: int, output: str = "", error
 
 
 def test_a_wrong_paddle_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    _answers(monkeypatch, 1, error="Traceback\npserver.errors.RequirementError: paddlepaddle 3.0.0 is installed; ...\n")
+    _answers(
+        monkeypatch,
+        1,
+        error="Traceback\npaddlewheel.pserver.errors.RequirementError: paddlepaddle 3.0.0 is installed; ...\n",
+    )
     finding = only(doctor._paddle())
     assert (finding.level, finding.found) == ("fail", "paddlepaddle 3.0.0 is installed; ...")
 

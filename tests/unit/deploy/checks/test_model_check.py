@@ -16,7 +16,7 @@ OWN_MODEL = """
 import sys
 import paddle
 from pydantic import BaseModel
-from trainer.models.base import Model
+from paddlewheel.trainer.models.base import Model
 
 print("a user's module may print")
 

@@ -36,7 +36,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("arguments", HELP, ids=" ".join)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
-        f"import sys; from deploy.cli import run; code = run({arguments!r}); "
+        f"import sys; from paddlewheel.deploy.cli import run; code = run({arguments!r}); "
         f"heavy = [name for name in {HEAVY!r} if name in sys.modules]; "
         "print(heavy, file=sys.stderr); sys.exit(code)"
     )

@@ -183,6 +183,8 @@ def test_tables_have_series_of_their_own_and_evicted_keys_only_rise() -> None:
         if sample.labels.get("table") == "t"
     }
     assert values == {
+        "paddlewheel_job_table_keys": 3,
+        "paddlewheel_job_server_skew_ratio": 1,
         "paddlewheel_job_table_bytes": 800,
         "paddlewheel_job_admitted_keys": 6,
         "paddlewheel_job_shard_skew_ratio": 1.5,

@@ -96,7 +96,7 @@ class Trainer:
         self.servers, self.program, self.others, self.coordinator = Servers(), Program(), Others(told), Coordinator()
         self.events, self.life = [], []
         link = SimpleNamespace(event=lambda name, **fields: self.events.append((name, fields)))
-        life = SimpleNamespace(saved=lambda tables, readable: self.life.append((sorted(tables), readable)))
+        life = SimpleNamespace(on_saved=lambda tables, readable: self.life.append((sorted(tables), readable)))
         self.saver = Checkpointer(spec, self.servers, self.program, self.others, life, self.coordinator, link)
         self.folder = Path(run, "checkpoints")
 
