@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -28,6 +29,14 @@ _SECONDS = 120.0
 """A user's module that has not been imported after this time never will be."""
 _BYTES_PER_FLOAT = 20
 """Of a dense parameter in a trainer: itself, two moments, its gradient, and the gradient that is summed."""
+
+
+_SENT = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+"""What somebody else ends a process with; by any other signal it ends of its own doing."""
+
+
+class CheckLostError(RuntimeError):
+    """The process that builds the model was killed by somebody: that tells nothing of the model."""
 
 
 class ModelCheck:
@@ -60,6 +69,7 @@ class ModelCheck:
 
         Raises:
             ConfigError: the model cannot be built, or is larger than this machine's memory.
+            CheckLostError: it is not known, because somebody has killed the worker.
         """
         if self._worker is None:
             return
@@ -67,6 +77,10 @@ class ModelCheck:
             out, said = self._worker.communicate(self._job.model_dump_json(), timeout=_SECONDS)
         except subprocess.TimeoutExpired:
             raise self._refused(f"building it takes more than {_SECONDS:.0f} s: what does its module do?") from None
+        if -self._worker.returncode in _SENT:
+            name = signal.Signals(-self._worker.returncode).name
+            hint = "; if it was the kernel, for want of memory, make room or take smaller layers" * (name == "SIGKILL")
+            raise CheckLostError(f"the process that builds the model was killed by {name}: try again{hint}")
         lines = out.splitlines()
         found: dict[str, Any] = json.loads(lines[-1]) if self._worker.returncode == 0 and lines else {}
         if "error" in found:

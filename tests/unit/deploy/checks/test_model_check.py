@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paddlewheel.deploy.checks.model_check import num_floats
+from paddlewheel.deploy.checks.model_check import CheckLostError, ModelCheck, num_floats
 from paddlewheel.trainer.job.config import JobConfig
+from paddlewheel.trainer.job.errors import ConfigError
 from paddlewheel.trainer.models.config import KINDS, ModelError
 
 OWN_MODEL = """
@@ -143,3 +145,23 @@ def test_a_users_own_model_that_is_not_as_it_must_be(
     monkeypatch.delitem(sys.modules, "own_models", raising=False)
     with pytest.raises(ModelError, match=words):
         num_floats(job({"kind": f"own_models:{name}", "options": options}))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_check_that_somebody_kills_is_no_mistake_in_the_job(number: signal.Signals) -> None:
+    with ModelCheck(job({"kind": "fm"})) as check:
+        assert check._worker is not None
+        check._worker.send_signal(signal.SIGSTOP)  # before it can come to an end, or to a handler of Python's
+        check._worker.send_signal(number)
+        check._worker.send_signal(signal.SIGCONT)
+        with pytest.raises(CheckLostError, match=f"killed by {number.name}: try again"):
+            check.finish()
+    assert not issubclass(CheckLostError, ValueError)  # 75, not 64
+
+
+def test_a_check_that_ends_of_its_own_doing_is_the_jobs_mistake() -> None:
+    with ModelCheck(job({"kind": "fm"})) as check:
+        assert check._worker is not None
+        check._worker.send_signal(signal.SIGABRT)
+        with pytest.raises(ConfigError, match="exit code -6"):
+            check.finish()
