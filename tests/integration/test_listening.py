@@ -17,7 +17,7 @@ DOCUMENTED = {
     "paddlewheel.trainer.coordinator": ("coordinator (gRPC)", "metrics, status page (HTTP)"),
     "paddlewheel.trainer.agent.agent": ("health (gRPC)", "metrics, status page (HTTP)"),
     "paddlewheel.pserver.server_process": ("a server's own (brpc)",),
-    "store.py": ("the trainers' store",),
+    "key_value_store.py": ("the trainers' store",),
     "paddlewheel.trainer.worker": (
         "AllReduce (gloo, any port)",
         "AllReduce with `train.allreduce` in 16 bits (any port)",
@@ -54,7 +54,7 @@ def test_a_job_listens_on_loopback_alone_and_on_nothing_that_is_not_documented(t
         assert numbers["paddlewheel.trainer.coordinator"] == 2
         assert numbers["paddlewheel.trainer.agent.agent"] == 2 * 4
         assert numbers["paddlewheel.pserver.server_process"] == 2
-        assert numbers["store.py"] == 1
+        assert numbers["key_value_store.py"] == 1
     finally:
         job.close()
     table = (ROOT / "deploy" / "SECURITY.md").read_text()

@@ -35,7 +35,7 @@ class ProcessGroup:
 
     Args:
         rank, num_trainers: this trainer's place; trainer 0 starts the store.
-        store: "ip:port" of the rendezvous store (store.py), which listens there and nowhere else.
+        store: "ip:port" of the rendezvous store (key_value_store.py), which listens there and nowhere else.
         interface: network interface for gloo; None lets gloo resolve the host name.
         timeout_seconds: how long all trainers may need to come.
 
