@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from paddlewheel.trainer.checkpoint.host_transfer import Host
 
 _ROLES = {"pserver": pb.ROLE_PSERVER, "trainer": pb.ROLE_TRAINER}
+_WORKERS = {"pserver": "paddlewheel.pserver.server_process", "trainer": "paddlewheel.trainer.worker"}
 _JOIN_RETRY_SECONDS = 1.0
 _PORT_SECONDS = 60.0
 """A server that was killed keeps its port until its memory is freed: 0.12 s for each GiB, as measured."""
@@ -78,12 +79,12 @@ class AgentOptions:
     targets: Path | None = None
     """Folder for the file that tells Prometheus of this agent."""
     worker_command: tuple[str, ...] = ()
-    """Replaces `python -m pserver.worker` or `python -m trainer.worker`."""
+    """Replaces `python -m` and the module of the role."""
 
     @property
     def command(self) -> tuple[str, ...]:
         """The program of the worker."""
-        return self.worker_command or (sys.executable, "-m", f"{self.role}.worker")
+        return self.worker_command or (sys.executable, "-m", _WORKERS[self.role])
 
 
 class Agent:

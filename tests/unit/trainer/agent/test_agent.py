@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import socket
@@ -77,3 +78,10 @@ def test_an_order_is_always_answered(host: Any, attempt: int, text: str, words: 
     answer = asyncio.run(ask())
     assert answer.attempt == attempt
     assert words in json.loads(answer.json)["error"]
+
+
+@pytest.mark.parametrize("role", ["pserver", "trainer"])
+def test_the_program_of_a_worker_is_there(role: str) -> None:
+    _, option, module = AgentOptions(role, 0, "127.0.0.1:1", "127.0.0.1").command
+    assert option == "-m"
+    assert importlib.util.find_spec(module) is not None
