@@ -89,6 +89,7 @@ NEEDS: dict[str, Need] = {
         lambda: cpu.support().built is not None or cpu.support().compiler is not None,
         "apt-get install g++, or CXX=<a C++ compiler>",
     ),
+    "an ordinary user": Need(lambda: os.geteuid() != 0, "run as another user than root, who may write anywhere", False),
     "process namespaces": Need(
         lambda: _succeeds("unshare", "--pid", "--fork", "--kill-worker", "--mount-proc", "true"),
         f"util-linux, root and {_ROOT}",

@@ -333,6 +333,7 @@ def test_the_operators_need_no_python_headers_and_import_no_paddle_to_be_found()
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.needs("native operators")
 def test_the_products_kept_for_row_counts_that_differ_are_bounded() -> None:
     """Each takes some hundred kilobytes; with a new one for each batch a trainer would grow for as long as it runs."""
     program = """
