@@ -249,7 +249,7 @@ def test_processors(monkeypatch: pytest.MonkeyPatch, instructions: int, expected
 
 
 def test_what_is_hidden_from_onednn_is_not_there() -> None:
-    code = "from trainer import native; print(native.support().bfloat16)"
+    code = "from paddlewheel.trainer.kernels import cpu; print(cpu.support().bfloat16)"
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("False\n", "")
@@ -316,12 +316,12 @@ def test_processes_that_build_at_once_build_once(tmp_path: Path) -> None:
     compiler.chmod(0o755)
     code = textwrap.dedent(f"""
         from pathlib import Path
-        from trainer import native
-        native._places = lambda: [Path({str(tmp_path / "lib" / "tower.so")!r})]
-        print(native.build())
+        from paddlewheel.trainer.kernels import cpu
+        cpu._places = lambda: [Path({str(tmp_path / "lib" / "tower.so")!r})]
+        print(cpu.build())
     """)
     command = [sys.executable, "-c", code]
-    environment = {"CXX": str(compiler), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(cpu.__file__).parents[5])}
+    environment = {"CXX": str(compiler), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(cpu.__file__).parents[4])}
     started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     said = [process.communicate(timeout=120)[0] for process in started]
     assert {line.strip() for line in said} == {str(tmp_path / "lib" / "tower.so")}
@@ -329,7 +329,7 @@ def test_processes_that_build_at_once_build_once(tmp_path: Path) -> None:
 
 
 def test_the_operators_need_no_python_headers_and_import_no_paddle_to_be_found() -> None:
-    code = "import sys; from trainer import native; native.support(); assert 'paddle' not in sys.modules"
+    code = "import sys; from paddlewheel.trainer.kernels import cpu; cpu.support(); assert 'paddle' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -338,9 +338,10 @@ def test_the_products_kept_for_row_counts_that_differ_are_bounded() -> None:
     """Each takes some hundred kilobytes; with a new one for each batch a trainer would grow for as long as it runs."""
     program = """
         import numpy as np, psutil
-        from trainer.models import parse_model
-        from trainer.program import DenseProgram, TableLayout
-        from trainer.settings import DenseOptimizerConfig
+        from paddlewheel.trainer.models import parse_model
+        from paddlewheel.trainer.dense.inputs import TableLayout
+        from paddlewheel.trainer.dense.program import DenseProgram
+        from paddlewheel.trainer.job.train import DenseOptimizerConfig
         from types import SimpleNamespace
 
         names = ["a", "b"]
