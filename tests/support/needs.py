@@ -89,6 +89,7 @@ NEEDS: dict[str, Need] = {
         lambda: cpu.support().built is not None or cpu.support().compiler is not None,
         "apt-get install g++, or CXX=<a C++ compiler>",
     ),
+    "an ordinary user": Need(lambda: os.geteuid() != 0, "run as another user than root, who may write anywhere", False),
     "process namespaces": Need(
         lambda: _succeeds("unshare", "--pid", "--fork", "--kill-worker", "--mount-proc", "true"),
         f"util-linux, root and {_ROOT}",
@@ -162,7 +163,7 @@ def table(skipped: Iterable[pytest.TestReport]) -> list[str]:
     """One line for each reason for which tests were left out: how many, for want of what, and what brings it."""
     found = [dict(report.user_properties).get(_PROPERTY, ("other reasons", "see -rs")) for report in skipped]
     counts = Counter((str(name), str(remedy)) for name, remedy in found)
-    lines = [(str(number), *line) for line, number in counts.most_common()]
+    lines = [(str(number), *line) for line, number in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
     if not lines:
         return []
     lines.insert(0, ("tests", "left out for want of", "what brings it"))

@@ -13,7 +13,7 @@ pytest_plugins = ["pytester"]
 NOT_HERE = "no-such-program"
 TESTS = f"""
 import pytest
-from tests import needs
+from tests.support import needs
 
 needs.NEEDS["thing"] = needs._program("{NOT_HERE}", "thing-package")
 needs.NEEDS["instruction"] = needs.Need(lambda: False, "another processor", False)

@@ -14,6 +14,11 @@ from paddlewheel.trainer.job.train import DenseOptimizerConfig
 from paddlewheel.trainer.kernels.cpu import Precision
 from paddlewheel.trainer.models import parse_model
 
+OPERATORS = [
+    pytest.param(None, id="paddle"),
+    pytest.param("float32", id="native", marks=pytest.mark.needs("native operators")),
+]
+
 B, D, W, U = 6, 3, 4, 9
 LAYOUTS = [
     TableLayout("user", W + 1, True, ("u1", "u2")),
@@ -114,7 +119,7 @@ def _program(kind: str, operators: Precision | None = None, **optimizer: float) 
     )
 
 
-@pytest.mark.parametrize("operators", [None, "float32"], ids=["paddle", "native"])
+@pytest.mark.parametrize("operators", OPERATORS)
 @pytest.mark.parametrize("kind", ["lr", "fm", "deepfm"])
 def test_forward_and_all_gradients(kind: str, operators: Precision | None) -> None:
     rng = np.random.default_rng(5)
@@ -138,7 +143,7 @@ def test_forward_and_all_gradients(kind: str, operators: Precision | None) -> No
     assert offset == program.num_floats == len(result.flat_N) - 2
 
 
-@pytest.mark.parametrize("operators", [None, "float32"], ids=["paddle", "native"])
+@pytest.mark.parametrize("operators", OPERATORS)
 def test_apply_is_adam_with_decoupled_decay_l2_clipping_and_schedule(operators: Precision | None) -> None:
     rng = np.random.default_rng(6)
     settings = {"learning_rate": 0.01, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-6}
@@ -171,6 +176,7 @@ def test_apply_is_adam_with_decoupled_decay_l2_clipping_and_schedule(operators: 
         np.testing.assert_allclose(value, weights[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.needs("native operators")
 def test_a_state_may_go_from_one_kind_of_operators_to_the_other() -> None:
     rng = np.random.default_rng(6)
     first, second = _program("deepfm", "float32", weight_decay=0.1), _program("deepfm", None, weight_decay=0.1)

@@ -22,6 +22,11 @@ from paddlewheel.trainer.worker.first_biases import Sample, fit
 from tests.support import reference_models
 from tests.support.reference_models import Row
 
+OPERATORS = [
+    pytest.param(None, id="paddle"),
+    pytest.param("float32", id="native", marks=pytest.mark.needs("native operators")),
+]
+
 B, D, W, U = 7, 3, 3, 9
 
 TAGS = np.array([[1, 2, 2], [0, 0, 0], [3, 0, 0], [9, 9, 1], [0, 0, 0], [4, 5, 6], [2, 0, 0]], np.int32)
@@ -152,7 +157,7 @@ def test_every_kind_is_tested() -> None:
     assert {case["kind"] for case in CASES} == set(KINDS)
 
 
-@pytest.mark.parametrize("operators", [None, "float32"], ids=["paddle", "native"])
+@pytest.mark.parametrize("operators", OPERATORS)
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_forward_loss_and_gradients(case: dict, operators: Precision | None) -> None:
     rng = np.random.default_rng(5)
