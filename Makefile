@@ -85,7 +85,7 @@ format: $(DEV)  ## formats the code
 	$(BIN)/ruff check --fix
 
 docs: $(DEV)  ## the documentation as a site, in build/site; a broken link or anchor fails
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:  ## removes .venv, caches, generated code, and what the quickstart made
 	rm -rf $(VENV) build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

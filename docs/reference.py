@@ -1,7 +1,7 @@
 """The generated pages of the documentation site: what the code already says, as Markdown.
 
 ``PAGES`` maps the address of each page on the site to the function that writes it. `docs/hooks.py` calls them while the
-site is built; ``python docs/reference.py [NAME]`` prints one, or lists the names. Nothing of this is kept in the repository.
+site is built; ``python docs/reference.py NAME`` prints one. None of these pages is kept in the repository.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def command_line() -> str:
     # The lists of commands repeat the headings, which the site shows beside the page.
     rest = rest[rest.index("\n## ") :]
     codes = (
-        "Exit codes: `0` done; `64` fix the job (command line, job file, data or environment: trying again cannot help); "
-        "`75` trying again may help; `130`, `143` stopped in order by Ctrl-C or SIGTERM."
+        "Exit codes: `0` done; `64` fix the job (command line, job file, data or environment): trying again cannot "
+        "help; `75` trying again may help; `129`, `130`, `143` stopped in order by SIGHUP, Ctrl-C or SIGTERM."
     )
     page = head.replace("# paddlewheel\n", "# Command line\n", 1).rstrip() + f"\n\n{codes}\n" + rest
     parts = re.split(r"(`[^`]*`|^```.*?^```)", page, flags=re.MULTILINE | re.DOTALL)
@@ -149,8 +149,8 @@ def alerts() -> str:
     lines = [
         "# Alerts",
         "",
-        "From [`rules.yaml`](../deploy/monitoring/rules.yaml). The [runbook](../deploy/RUNBOOK.md) has a section for each:",
-        "what it means, where to look, what to do.",
+        "From [`rules.yaml`](../deploy/monitoring/rules.yaml). The [runbook](../deploy/RUNBOOK.md) has a section for",
+        "each: what it means, where to look, what to do.",
         "",
         "| alert | severity | fires after | condition | summary |",
         "| --- | --- | --- | --- | --- |",
@@ -178,8 +178,8 @@ def messages() -> str:
     lines = [
         "# Messages of the coordinator",
         "",
-        "The state machine takes events and answers with actions (`trainer/coordinator/messages.py`). What a worker and",
-        "its agent write to each other, and the journal, is in the [control plane](../trainer/coordinator/README.md).",
+        "The state machine takes events and answers with actions (`trainer/coordinator/messages.py`). What a worker",
+        "and its agent write to each other, and the journal, is in the [protocol](../trainer/coordinator/PROTOCOL.md).",
     ]
     for title, union in (("Events", module.Event), ("Actions", module.Action)):
         lines += ["", f"## {title}", "", "| message | fields | meaning |", "| --- | --- | --- |"]
