@@ -317,7 +317,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
         "recovery",
         "paddlewheel: recovery",
         (
-            _stat("Trainer", "max(paddlewheel_job_attempt{JOB})"),
+            _stat("Attempt", "max(paddlewheel_job_attempt{JOB})"),
             _stat("Restarts", "sum(paddlewheel_job_restarts_total{JOB})"),
             _stat("Last checkpoint, step", "max(paddlewheel_job_checkpoint_step{JOB})"),
             _stat("Took", "max(paddlewheel_job_checkpoint_duration_seconds{JOB})", "s"),
