@@ -336,7 +336,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
             _chart("Roles", _q("paddlewheel_job_members{JOB}", "{{member_role}}s")),
             _chart("Silence", _q("paddlewheel_job_heartbeat_age_seconds{JOB}", "longest"), unit="s"),
             _chart(
-                "Children that failed",
+                "Workers that failed",
                 _q("sum by (role, reason) (paddlewheel_agent_worker_failures_total{JOB})", "{{role}}: {{reason}}"),
             ),
             _chart(
