@@ -21,7 +21,7 @@ PROTO := trainer/coordinator/coordinator.proto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-slow test-fast lint format proto environment clean
+.PHONY: help quickstart test test-slow test-fast lint format docs proto environment clean
 
 help:  ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,7 +52,7 @@ $(RUN): pyproject.toml setup.py $(PROTO) | $(BIN)/python
 	@touch $@
 
 $(DEV): $(RUN)
-	$(PIP) '.[$(EXTRA),plot,tune,dev]'
+	$(PIP) '.[$(EXTRA),plot,tune,docs,dev]'
 	@touch $@
 
 proto: $(DEV)  ## the coordinator's gRPC code anew (done by itself after an edit of its .proto file)
@@ -83,6 +83,9 @@ lint: $(DEV)  ## ruff, mypy and the import contracts
 format: $(DEV)  ## formats the code
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+docs: $(DEV)  ## the documentation as a site, in build/site; a broken link or anchor fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:  ## removes .venv, caches, generated code, and what the quickstart made
 	rm -rf $(VENV) build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

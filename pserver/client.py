@@ -83,9 +83,9 @@ class Client:
     ) -> None:
         """endpoints: "ip:port" of every server, in rank order. Connects on first use.
 
-        identities: of the servers' processes (`probe.identity`): others that answer under the endpoints are refused;
-        None: those are right that answer first. admin_timeout_seconds bounds save, load, shrink. rank and num_trainers
-        are for messages only.
+        identities: expected server UIDs (`admin.identity`). A different process on the same endpoint is rejected. None:
+        trust the first answer. admin_timeout_seconds bounds save, load, shrink. rank and num_trainers are for messages
+        only.
         """
         if not endpoints:
             raise ValueError("endpoints is empty: a client needs at least one server")

@@ -69,7 +69,7 @@ class OptionError(ValueError):
 
 
 def say(line: str) -> None:
-    """Tells a person how it goes; standard output is the answer's."""
+    """Print progress to stderr; stdout is reserved for the result."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 

@@ -17,12 +17,16 @@ Metrics = Annotated[
         name="--metrics",
         env_var="PADDLEWHEEL_METRICS",
         validator=check_host_and_port,
-        help="HOST:PORT of /metrics (a taken one warns); else none.",
+        help="HOST:PORT to serve /metrics on (default: off). If the port is in use, a warning is logged.",
     ),
 ]
 Targets = Annotated[
     Path | None,
-    Parameter(name="--targets", env_var="PADDLEWHEEL_TARGETS", help="Folder of files that tell Prometheus of it."),
+    Parameter(
+        name="--targets",
+        env_var="PADDLEWHEEL_TARGETS",
+        help="Folder for the file that tells Prometheus about this role.",
+    ),
 ]
 
 
@@ -32,7 +36,7 @@ class AgentArguments:
     """What servers and trainers are told. Each may also come from the environment, as it does in a container."""
 
     coordinator: Annotated[str, Parameter(validator=check_host_and_port, env_var="PADDLEWHEEL_COORDINATOR")]
-    """HOST:PORT of the coordinator. It need not be there yet, nor its name resolve."""
+    """HOST:PORT of the coordinator. It need not run yet, and its name need not resolve yet."""
     rank: Annotated[
         int | None,
         Parameter(validator=validators.Number(gte=0, lte=10_000), env_var=("PADDLEWHEEL_RANK", "JOB_COMPLETION_INDEX")),
@@ -45,13 +49,13 @@ class AgentArguments:
     ] = None
     """Port of the role's own service; by default a free one."""
     health: Annotated[str, Parameter(validator=check_host_and_port, env_var="PADDLEWHEEL_HEALTH")] = "127.0.0.1:0"
-    """HOST:PORT of the gRPC health service (`""`: lives; `ready`: has its member)."""
+    """HOST:PORT of the gRPC health service. Service `""`: the role is alive; `ready`: it has joined as a member."""
     job_name: Annotated[str, Parameter(env_var="PADDLEWHEEL_JOB_NAME")] = ""
     """Name of the job in the metrics."""
     metrics: Metrics = None
     targets: Targets = None
     join_seconds: Annotated[float, Parameter(validator=validators.Number(gte=0, lte=1e8))] = 300.0
-    """How long the coordinator may be away at the start."""
+    """Seconds to wait for the coordinator at the start."""
 
     def run(self, role: str) -> int:
         """Runs the agent until the job is over; its exit code."""

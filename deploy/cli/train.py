@@ -65,7 +65,7 @@ def train(
 
 
 class ResumeChoiceError(ValueError):
-    """Two wishes that exclude each other."""
+    """Two options exclude each other."""
 
 
 def evaluate(

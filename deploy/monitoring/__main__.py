@@ -1,4 +1,4 @@
-"""python -m deploy.monitoring: writes CATALOGUE.md and grafana/*.json anew; --check says whether they are current."""
+"""python -m paddlewheel.deploy.monitoring writes grafana/*.json; with --check it only says whether they are current."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import sys
 from pathlib import Path
 
-from paddlewheel.deploy.monitoring.catalogue_page import render
 from paddlewheel.deploy.monitoring.dashboards import DASHBOARDS, to_grafana
 
 FOLDER = Path(__file__).parent
@@ -15,7 +14,7 @@ FOLDER = Path(__file__).parent
 
 def generated() -> dict[Path, str]:
     """Every generated file and what belongs into it."""
-    files = {FOLDER / "CATALOGUE.md": render()}
+    files = {}
     for dashboard in DASHBOARDS:
         text = json.dumps(to_grafana(dashboard), indent=1, ensure_ascii=False) + "\n"
         files[FOLDER / "grafana" / f"{dashboard.name}.json"] = text

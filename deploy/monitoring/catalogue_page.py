@@ -1,4 +1,4 @@
-"""CATALOGUE.md from the catalogue of metrics."""
+"""The reference page of metrics, from their catalogue. The documentation site is built with it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def render() -> str:
     lines = [
         "# Metrics",
         "",
-        "Written by `python -m deploy.monitoring` from `trainer/telemetry/catalogue.py`; tests hold it against what is",
-        "served.",
+        "From `trainer/telemetry/catalogue.py`; tests hold it against what is served.",
         "",
         f"Every series carries `{'`, `'.join(COMMON_LABELS)}` beside the labels named here. They stay the same when a",
         "role starts again, so restarts make no new series. Counters never go back while a process lives. Beside",

@@ -317,7 +317,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
         "recovery",
         "paddlewheel: recovery",
         (
-            _stat("Trainer", "max(paddlewheel_job_attempt{JOB})"),
+            _stat("Attempt", "max(paddlewheel_job_attempt{JOB})"),
             _stat("Restarts", "sum(paddlewheel_job_restarts_total{JOB})"),
             _stat("Last checkpoint, step", "max(paddlewheel_job_checkpoint_step{JOB})"),
             _stat("Took", "max(paddlewheel_job_checkpoint_duration_seconds{JOB})", "s"),
@@ -336,7 +336,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
             _chart("Roles", _q("paddlewheel_job_members{JOB}", "{{member_role}}s")),
             _chart("Silence", _q("paddlewheel_job_heartbeat_age_seconds{JOB}", "longest"), unit="s"),
             _chart(
-                "Children that failed",
+                "Workers that failed",
                 _q("sum by (role, reason) (paddlewheel_agent_worker_failures_total{JOB})", "{{role}}: {{reason}}"),
             ),
             _chart(

@@ -18,7 +18,7 @@ from paddlewheel.trainer.job.config import JobConfig
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-PAGES = ["README.md", "RUNBOOK.md", "SECURITY.md", "monitoring/README.md", "monitoring/CATALOGUE.md"]
+PAGES = ["README.md", "SIZING.md", "RUNBOOK.md", "SECURITY.md", "monitoring/README.md"]
 
 
 def job() -> JobConfig:
@@ -63,7 +63,7 @@ def test_every_rendered_object_is_described() -> None:
 
 
 def test_the_sizing_table_is_what_the_formula_says() -> None:
-    rows = re.findall(r"^\| (\w+), (\d+) \| (\d+) \| (\d+) \|", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (\w+), (\d+) \| (\d+) \| (\d+) \|", (DEPLOY / "SIZING.md").read_text(), re.MULTILINE)
     assert len(rows) == 23
     for rule, width, measured, planned in rows:
         table = TableConfig.model_validate({"width": int(width), "optimizer": {"rule": rule}})

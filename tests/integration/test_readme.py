@@ -1,4 +1,4 @@
-"""The README tells the truth: its job is the quickstart's, its links lead somewhere, its commands run as they stand."""
+"""README and guides tell the truth: their job is the quickstart's, their commands exist and run as they stand."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ from paddlewheel.trainer.job.config import JobConfig
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDES = [
+    (ROOT / "docs/guides" / name).read_text(encoding="utf-8")
+    for name in ("first-job.md", "serving.md", "day-by-day.md", "warm-start.md")
+]
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    pages = "\n".join([README, *GUIDES])
+    return re.findall(rf"^```{language}\n(.*?)^```", pages, re.MULTILINE | re.DOTALL)
 
 
 def commands() -> list[list[str]]:
@@ -34,11 +39,6 @@ def test_the_job_shown_is_the_quickstarts() -> None:
     assert shown == yaml.safe_load((ROOT / "jobs/quickstart.yaml").read_text())
     for part in parts:  # what may be added to it
         JobConfig.parse({**shown, **part})
-
-
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]+)", README))))
-def test_links_lead_somewhere(link: str) -> None:
-    assert (ROOT / link).exists()
 
 
 def test_every_command_is_named_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,4 +71,4 @@ def test_commands_run_as_they_stand(shared_data: Path, tmp_path: Path) -> None:
             done = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True)
             assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
             ran += 1
-    assert ran >= 4
+    assert ran >= 10

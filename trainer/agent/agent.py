@@ -170,7 +170,7 @@ class Agent:
                 )
                 return EX_TEMPFAIL
             except _RefusedError as refusal:
-                self._log.warning(f"the coordinator gives no member: {refusal}")
+                self._log.warning(f"the coordinator refuses this agent: {refusal}")
                 if refusal.exit_code != EX_TEMPFAIL or time.monotonic() > deadline:
                     return refusal.exit_code
             finally:
@@ -453,7 +453,7 @@ class Agent:
     # -- metrics
 
     def _serve_metrics(self) -> None:
-        """Opens the HTTP port. That it is taken is a pity, but no reason not to train."""
+        """Start the metrics server. If the port is taken, log a warning and continue without it."""
         address = self._options.metrics_address
         if address is None:
             return

@@ -1,4 +1,4 @@
-"""A running worker in the hands of its agent: its pipes, its output, its end."""
+"""Manages one worker subprocess: stdin and event pipes, log forwarding, termination."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the coordinator's state machine hears (events) and what it orders (actions)."""
+"""What the coordinator's state machine receives (events) and what it orders (actions)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Role(str, enum.Enum):
 
 @dataclass(frozen=True, order=True)
 class RoleRank:
-    """A member's name."""
+    """Names a member by role and rank."""
 
     role: Role
     rank: int
@@ -222,7 +222,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Tell the session that it has no member; it exits with this code (EX_TEMPFAIL: it may try again)."""
+    """Refuse the session membership; its agent exits with this code (EX_TEMPFAIL: it may try again)."""
 
     session: int
     reason: str

@@ -1,6 +1,6 @@
-"""The coordinator process: carries events to the state machine (state.py) and its actions to the agents, over gRPC.
+"""The coordinator process: carries events to the state machine and its actions to the agents, over gRPC.
 
-python -m trainer.coordinator --plan PLAN.json --listen HOST:PORT [--announce FD]
+python -m paddlewheel.trainer.coordinator --plan PLAN.json --listen HOST:PORT [--announce FD]
 """
 
 from __future__ import annotations
@@ -478,7 +478,7 @@ def _checkpoint_interval_seconds(plan: JobPlan) -> float | None:
 
 
 def _serve_page(plan: JobPlan, page: StatusPage, target: TargetFile | None) -> WebServer | None:
-    """Opens the HTTP port. That it is taken is a pity, but no reason not to train."""
+    """Start the metrics server. If the port is taken, log a warning and continue without it."""
     if plan.http_address is None:
         return None
     log = structlog.get_logger().bind(job=plan.name, role="coordinator")

@@ -1,13 +1,15 @@
 """The coordinator's decisions as a pure state machine: events and the time go in, actions come out. No gRPC, no clock.
 
-Membership and attempts. A job has S server members and T trainer members; an agent that joins takes one. As soon as every
-member's agent is there and has no worker, an *attempt* opens: servers start, and when all are ready, the trainers.
+Membership and attempts. A job expects S servers and T trainers as members; an agent that joins becomes one of them.
+When every member's agent is present and has no worker, an *attempt* opens: servers start, and when all are ready, the
+trainers.
 
     RENDEZVOUS -> SERVERS -> TRAINERS -> RUNNING -> DRAINING -> OVER       every trainer has left with code 0
                     |           |          |--> STOPPING -> DRAINING -> OVER        someone asked for an ordered stop
                     +-----------+----------+--> ABORTING -> RENDEZVOUS (after a pause) or OVER      something was lost
 
-In ABORTING every worker is ended; what is heard meanwhile helps to tell the cause from its consequences (causes.py).
+In ABORTING every worker is ended; what is reported meanwhile helps to tell the cause from its consequences
+(failure_causes.py).
 """
 
 from __future__ import annotations
@@ -198,7 +200,7 @@ class JobStateMachine:
                 f"its paddlewheel is {event.version or 'of an unknown version'}, the coordinator's {self._version}:"
                 " install the same version on every machine of the job"
             )
-            self._note("error", f"a {event.role} on {event.host} gets no member: {reason}")
+            self._note("error", f"a {event.role} on {event.host} is refused: {reason}")
             self._do(Refuse(event.session, reason, EX_USAGE))
             return
         member = self.members.place(event, now)

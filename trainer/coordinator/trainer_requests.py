@@ -1,6 +1,6 @@
 """What trainers ask the coordinator for, and what becomes of it: epochs, leases, and checkpoints from cursor to commit.
 
-It holds the books (lineage.py) and knows what is saved. It says when an attempt cannot go on; ending it is for
+It holds the books (row_ledger.py) and knows what is saved. It says when an attempt cannot go on; ending it is for
 `state.JobStateMachine`.
 """
 

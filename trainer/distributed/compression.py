@@ -97,7 +97,10 @@ class CompressedSum:
         gradient_N[:] = due_TL.reshape(-1)[: self._num_floats]
 
     def keep(self) -> None:
-        """The last sum was applied: owe what it left over. Without this it is as if that sum had not been."""
+        """Commit the residual of the last all-reduce.
+
+        If the step is skipped, do not call this: the old residual stays.
+        """
         self._owed_TL, self._left_TL = self._left_TL, self._owed_TL
 
     def _rounded(self, values_L: Floats, left_L: Floats) -> Words:

@@ -1,6 +1,6 @@
-"""Direct connections between all trainers: each may send something else to each, which gloo's sums cannot.
+"""Direct connections between all trainers: an all-to-all, which Paddle's gloo lacks.
 
-Paddle's gloo has no all-to-all, and its send and receive cannot run beside each other.
+Gloo's send and receive cannot run beside each other either.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AllReduce between trainers: one float32 buffer a step, summed in place over gloo (16 bits: compressed_sum.py).
+"""AllReduce between trainers: one float32 buffer a step, summed in place over gloo (16 bits: compression.py).
 
 Paddle's process group works on NumPy memory without a copy, releases the GIL, and raises when a peer goes away. So it
 is used directly instead of an operator inside the program: the host reads the flags before anything is applied.

@@ -1,4 +1,4 @@
-"""Limits and habits of the control plane; JobConfig embeds this as `control`."""
+"""The `control` section of a job: limits on time, and restarts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ControlConfig(BaseModel):
     heartbeat_seconds: float = Field(default=0.5, ge=0.01, le=60)
     """Seconds between two heartbeats of an agent, and between two of the coordinator's answers."""
     heartbeat_timeout_seconds: float = Field(default=4.0, ge=0.01, le=_LONGEST)
-    """An agent, or the coordinator, is taken for lost after this many seconds without a word."""
+    """An agent, or the coordinator, counts as lost after this many seconds of silence."""
     rendezvous_timeout_seconds: float = Field(default=300.0, ge=0.01, le=_LONGEST)
-    """Seconds the coordinator waits for all servers and trainers to be there, before it gives up."""
+    """Seconds the coordinator waits for all servers and trainers to join before it gives up."""
     startup_timeout_seconds: float = Field(default=180.0, ge=0.01, le=_LONGEST)
     """Seconds a server or trainer may take from its start until it is ready (before restoring a checkpoint)."""
     step_timeout_seconds: float = Field(default=120.0, ge=0.01, le=_LONGEST)

@@ -180,7 +180,7 @@ class TrainConfig(BaseModel):
 
     allreduce: WireType = "float32"
     """What dense gradients are rounded to on their way between trainers; sums are float32, and what rounding leaves
-    over is added to the next step's gradient. `bfloat16` halves the bytes, for slow networks (trainer/README.md has
+    over is added to the next step's gradient. `bfloat16` halves the bytes, for slow networks (docs/measurements has
     figures); `float16` has more digits and takes longer to compute. For trainers on CPUs; with one of them nothing is
     rounded."""
 

@@ -97,7 +97,7 @@ class EmbeddingPipeline:
         wait_for_all: a push counts as applied only after `release`, so that several trainers can keep one step.
         tables: of the batches, if something is pushed: those with an admission need care (see the module).
         traffic: counts what is moved.
-        growth: counts keys that are new; None: nobody asks.
+        growth: optional counter of first-seen keys.
     """
 
     def __init__(

@@ -134,7 +134,7 @@ def gather_json(sync: ProcessGroup, value: Any) -> list[Any]:
 
 
 def meet(grouped: GroupedMetrics, sync: ProcessGroup, rows_per_merge: int = _ROWS_PER_MERGE) -> Iterator[Rows | None]:
-    """Parts of the groups with the rows of all trainers: each part at one trainer, None at the others.
+    """All-to-all by group hash: yields each partition's rows on exactly one rank, `None` elsewhere.
 
     Groups are dealt out into parts of about `rows_per_merge` rows. A part's rows meet on all trainers: each writes its
     own stretch of an array of zeros, and the arrays are summed.

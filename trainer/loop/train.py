@@ -115,7 +115,7 @@ _KEPT = ("rows", "bad_steps", "bad_rows", "loss_sum", "weight_sum", "last_loss")
 
 @dataclass
 class Signals:
-    """Set from other threads, read once a step. Each trainer's wish counts for all.
+    """Set from other threads, read once a step. A request of any trainer counts for all.
 
     Attributes:
         stop: leave after the next step.
@@ -231,7 +231,7 @@ class TrainLoop:
                     )
                 self._sync.barrier()  # whoever evaluates or saves now sees the pushes of all
                 return True
-            if outcome.stop:  # before an evaluation: whoever goes on from here makes up for it
+            if outcome.stop:  # before an evaluation: a resumed run makes up for it
                 exchange.drain()
                 return False
             if evaluation_due(self.progress.step):
@@ -262,11 +262,11 @@ class TrainLoop:
                 self.running.update(gradients.logit_BY[:, 0], batch.labels_BL[:, 0])
             else:
                 tail[Slot.BAD] = 1.0
-        wishes = self._signals
-        tail[Slot.STOP] = wishes.stop
-        tail[Slot.CHECKPOINT] = wishes.checkpoint or (tail[Slot.STOP] > 0 and wishes.save_before_stop)
+        requested = self._signals
+        tail[Slot.STOP] = requested.stop
+        tail[Slot.CHECKPOINT] = requested.checkpoint or (tail[Slot.STOP] > 0 and requested.save_before_stop)
         if tail[Slot.CHECKPOINT]:
-            wishes.checkpoint = False
+            requested.checkpoint = False
         buffer.sum(self._sync)
         phases.end("allreduce")
         agreed = {slot: float(tail[slot]) for slot in Slot}

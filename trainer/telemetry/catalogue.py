@@ -16,7 +16,7 @@ MAX_OPEN_VALUES = 64
 """Of a label whose values the job decides; what comes later is counted as `other`."""
 
 SECONDS_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Upper bounds of the histograms of the training step, in seconds. Children count in these buckets, too."""
+"""Upper bounds of the histograms of the training step, in seconds. Workers count in these buckets, too."""
 
 PHASES = ("wait", "compute", "allreduce", "apply", "push")
 """Phases of a training step, in order."""
@@ -96,7 +96,7 @@ CATALOGUE: tuple[Metric, ...] = (
     *_metrics(
         Source.AGENT,
         ("agent_info", _G, "Always 1; the label names the version of paddlewheel.", Label("version")),
-        ("agent_joined", _G, "1 while the agent has a member at the coordinator, else 0."),
+        ("agent_joined", _G, "1 while the agent is a member of the job, else 0."),
         ("agent_attempt", _G, "Number of the attempt whose worker runs or ran last; 0 before the first."),
         ("agent_worker_up", _G, "1 while the Paddle worker runs, else 0."),
         (
@@ -104,11 +104,11 @@ CATALOGUE: tuple[Metric, ...] = (
             _G,
             "1 while the worker runs and has said (a trainer) or shown (a server) that it is ready.",
         ),
-        ("agent_worker_starts_total", _C, "Children started by this agent process."),
+        ("agent_worker_starts_total", _C, "Workers started by this agent process."),
         (
             "agent_worker_failures_total",
             _C,
-            "Children that ended by themselves and not with code 0: code 64, code 75, a signal, anything else.",
+            "Workers that ended by themselves and not with code 0: code 64, code 75, a signal, anything else.",
             Label("reason", FAILURES),
         ),
         ("agent_worker_memory_bytes", _G, "Resident memory of the worker; 0 without one."),

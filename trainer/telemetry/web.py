@@ -216,7 +216,7 @@ class _Handler(WSGIRequestHandler):
     timeout = _REQUEST_SECONDS
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- the base's name
-        """A scrape every few seconds is no news."""
+        """Silence access logs."""
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -274,4 +274,4 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up, or a failed handshake, is no news either."""
+        """Ignore client disconnects and failed handshakes."""

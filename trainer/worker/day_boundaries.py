@@ -1,8 +1,8 @@
 """When a table's day boundary is due: a pure account of the boundaries that the tables have behind them.
 
-A boundary is carried out when training goes on after it, not when a day or stretch of rows is over. So the state that a
-checkpoint holds is always the one before the boundary, and whoever goes on from it, in the same process or a later one,
-finds the boundary due and carries it out once.
+A boundary runs lazily: when training continues, not when a day or stretch of rows is over. A checkpoint therefore holds
+the state before the boundary, and a run that resumes from it, in the same process or a later one, finds the boundary
+pending and runs it once.
 
 By days, the position is the number of days trained; otherwise it is the number of rows, and each table has its own
 `lifecycle.every_rows`. Boundaries follow steps, so a step that passes several multiples (which takes a long stretch of

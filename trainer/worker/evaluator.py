@@ -72,9 +72,9 @@ class Evaluator:
         self._best_checkpoint = marked
 
     def needs_evaluation(self, step: int, *, ended_epoch: int | None, epochs: int) -> bool:
-        """Whether the restored checkpoint's step may lack its evaluation, the mark of the best, or the end of training.
+        """True if the run crashed between saving this checkpoint and finishing its evaluation (best mark, early stop).
 
-        What came after a checkpoint was saved may be lost. ended_epoch: the one that ended at this step, if one did.
+        ended_epoch: the epoch that ended at this step, if one did.
         """
         return self._saver.restored_step >= 0 and (
             due(self._config, step)

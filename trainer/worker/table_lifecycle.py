@@ -1,4 +1,4 @@
-"""The tables' life as a trainer sees it: day boundaries, what each day brought, and how large the tables are now.
+"""Table maintenance on day boundaries (decay, eviction) and table-size statistics.
 
 All trainers make one and call it at the same steps; trainer 0 alone speaks with the servers about whole tables.
 """

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,8 +8,7 @@ import paddlewheel.pserver
 
 def test_the_readme_runs(tmp_path):
     text = (Path(paddlewheel.pserver.__file__).parent / "README.md").read_text()
-    before_headings = text.split("\n## ")[0]
-    code = "\n".join(line[4:] for line in before_headings.splitlines() if line.startswith("    "))
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert "Client(" in code
     done = subprocess.run(
         [sys.executable, "-c", code.replace("/tmp", str(tmp_path))],

@@ -9,7 +9,8 @@ from pathlib import Path
 from paddlewheel.deploy.bench import tuning
 from paddlewheel.trainer.loop.metrics import ClickReport, GroupedReport, WeightedReport
 
-TRAINER = Path(__file__).parents[4] / "trainer"
+ROOT = Path(__file__).parents[4]
+TRAINER, PARITY = ROOT / "trainer", ROOT / "deploy" / "bench" / "parity"
 
 
 def test_every_metric_is_documented() -> None:
@@ -21,8 +22,6 @@ def test_every_metric_is_documented() -> None:
 
 
 def test_the_documented_search_file_is_one(tmp_path: Path) -> None:
-    [space] = re.findall(
-        r"```yaml\n(.*?)```", (TRAINER / "parity" / "README.md").read_text(encoding="utf-8"), re.DOTALL
-    )
+    [space] = re.findall(r"```yaml\n(.*?)```", (PARITY / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "space.yaml").write_text(space)
     assert len(tuning.load_space(tmp_path / "space.yaml")) == 3
