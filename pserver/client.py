@@ -71,8 +71,8 @@ class _Table:
 class Client:
     """One trainer's access to all servers. Every call may be made from any thread, and several at once.
 
-    `load`, `load_per_host` and `end_day` rebuild the servers' hash tables, which Paddle does not lock: a pull, push or key
-    count meanwhile can end a server. Calls of one client wait for each other there; other clients must be kept away.
+    `load`, `load_per_host` and `end_day` rebuild the servers' hash tables, which Paddle does not lock: a pull, push or
+    key count meanwhile can end a server. Calls of one client wait for each other there; others must be kept away.
 
     pull_timeout_seconds bounds every pull and push as a whole; slower means failed. A call that raises has not changed
     the client: connections that failed are closed, and the next call opens new ones.
@@ -252,7 +252,7 @@ class Client:
     ) -> dict[str, saved_tables.SavedTable]:
         """As `save` (or, with a mark, as `save_marked`), where each server writes below its own of the directories.
 
-        collect: called when all are written; what `host_parts.measure` has found at each server, in rank order. The hosts
+        collect: called when all are written; what `host_parts.measure` has found at each server, in rank order. Hosts
         must have room (`save_bytes`): a server whose disk is full ends its process. Raises CheckpointError, SaveError
         or ServerError; then nothing that was written counts.
         """
@@ -277,7 +277,7 @@ class Client:
         return saved
 
     def load_per_host(self, directories: Sequence[Path], saved: Mapping[str, saved_tables.SavedTable]) -> None:
-        """As `load`, where each server reads below its own of the directories, made by `host_parts.lay_out` on its host.
+        """As `load`, where each server reads below its own of the directories, made by `host_parts.lay_out` there.
 
         Raises CheckpointError for tables that do not fit before a server is asked, LoadError when keys are missing
         after.

@@ -165,16 +165,17 @@ class MemoryTable:
     def __init__(self, options: Mapping[str, OptionValue]) -> None:
         self._library = _library()
         self.width = int(options["width"])  # type: ignore[arg-type]
-        self._table = ctypes.c_void_p(self._library.wheel_table(_text(options)))
-        if not self._table:
+        made = self._library.wheel_table(_text(options))
+        if made is None:
             raise NativeError(_error())
+        self._table: ctypes.c_void_p | None = ctypes.c_void_p(made)
         self.row_bytes = int(self._library.wheel_row_bytes(self._table))
 
     def close(self) -> None:
         """Free it; nothing else may be called afterwards."""
-        if self._table:
+        if self._table is not None:
             self._library.wheel_free(self._table)
-            self._table = ctypes.c_void_p()
+            self._table = None
 
     def pull(self, keys_U: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:
         """float32 [U, 3 + W]: shows, clicks, first-order weight, embedding; zeros for what is not there."""

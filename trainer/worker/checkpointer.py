@@ -147,8 +147,8 @@ class Checkpointer:
             progress: the step.
             trained: the rows since the last save, as `TrainedSpans.take` gives them.
             facts: what the manifest is to say beside the job, its tables and the rows.
-            beside: with tables of our own engine alone, all wait only until the state has been marked; the checkpoint is
-                written and committed while training goes on, and `settle` tells what became of it.
+            beside: with tables of our own engine alone, all wait only until the state has been marked; the checkpoint
+                is written and committed while training goes on, and `settle` tells what became of it.
             advance_day: tables whose day ends here. Then a save that fails ends the attempt: some servers have
                 advanced their days, and only a restore can tell which.
 
