@@ -55,6 +55,7 @@ class Checkpointer:
         self._beside: int | None = None  # step of the checkpoint that is being saved while training goes on
         self._saving: threading.Thread | None = None  # on trainer 0
         self._outcome = 0  # of that thread
+        self._error: BaseException | None = None
         self.saved: dict[str, Any] = {}
         """On trainer 0, of the newest checkpoint, saved or restored: `keys`, `checkpoint`, and of one that was saved in
         this attempt `checkpoint_seconds`."""
@@ -191,6 +192,8 @@ class Checkpointer:
         if self._saving is not None:
             self._saving.join()
             self._saving = None
+            if self._error is not None:
+                raise self._error
         self._sync.long_barrier()
         outcome = max(self._sync.all_gather(self._outcome if self._spec.rank == 0 else 0))
         self._conclude(step, outcome)
@@ -213,8 +216,13 @@ class Checkpointer:
         state = {name: np.array(value) for name, value in self._program.state().items()}
         facts = copy.deepcopy(dict(facts))
 
+        self._outcome, self._error = 0, None
+
         def save() -> None:
-            self._outcome = self._save_and_commit(step, name, cursor, started, facts, (), lambda: state, mark)
+            try:
+                self._outcome = self._save_and_commit(step, name, cursor, started, facts, (), lambda: state, mark)
+            except BaseException as error:  # noqa: BLE001  raised again where training settles it
+                self._error = error
 
         self._saving = threading.Thread(target=save, name="checkpoint")
         self._saving.start()

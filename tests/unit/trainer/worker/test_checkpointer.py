@@ -300,6 +300,15 @@ def test_a_save_beside_training_that_fails_is_told_and_training_goes_on(tmp_path
     assert one.save()
 
 
+def test_what_the_writing_thread_did_not_expect_is_raised_when_the_save_settles(tmp_path: Path) -> None:
+    one = Trainer(tmp_path)
+    one.save(beside=True)
+    one.servers.error = KeyError("never thought of")
+    one.servers.may_write.set()
+    with pytest.raises(KeyError, match="never thought of"):
+        one.saver.settle()
+
+
 def test_a_coordinator_that_ends_the_job_is_heard_when_the_save_settles(tmp_path: Path) -> None:
     one = Trainer(tmp_path)
     one.coordinator.refusal = {"stop": True}
