@@ -68,19 +68,16 @@ def identity(host: str, port: int, *, timeout_seconds: float = 5.0) -> str:
         time.sleep(_POLL_SECONDS)
 
 
-def table_statistics(host: str, port: int, table: str, *, timeout_seconds: float = 5.0) -> TableStatistics | None:
-    """What our own table tells of itself on this server; None when the table is Paddle's. Raises ServerError."""
+def table_statistics(host: str, port: int, table: str, *, timeout_seconds: float = 5.0) -> TableStatistics:
+    """What our own table tells of itself on this server, whatever else it is doing. Raises ServerError.
+
+    To be asked only of a table that insists on our engine: Paddle's would take it for a pull, which can end the server
+    during a load or a day boundary.
+    """
     deadline = time.monotonic() + timeout_seconds
-    connection = Connection(f"{_bracketed(host)}:{port}", connect_timeout_seconds=timeout_seconds)
-    try:
-        number = table_id(table)
-        connection.send(Command.PRINT_TABLE_STAT, number, deadline=deadline)
-        if not tells_that_it_is_ours(connection.receive(deadline=deadline)):
-            return None
-        words = read_words(connection, number, PULL_STATISTICS, len(TableStatistics._fields), deadline)
+    with contextlib.closing(Connection(f"{_bracketed(host)}:{port}", connect_timeout_seconds=timeout_seconds)) as to:
+        words = read_words(to, table_id(table), PULL_STATISTICS, len(TableStatistics._fields), deadline)
         return TableStatistics(*words)
-    finally:
-        connection.close()
 
 
 def tells_that_it_is_ours(statistics: Reply) -> bool:

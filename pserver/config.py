@@ -204,6 +204,11 @@ class TableConfig(_Frozen):
         return self
 
     @property
+    def is_ours_for_sure(self) -> bool:
+        """Whether servers that run hold this table in our own engine: a server that cannot does not start."""
+        return self.engine == "paddlewheel" or bool(self.beyond_paddle)
+
+    @property
     def beyond_paddle(self) -> tuple[str, ...]:
         """The fields whose values only our own engine can serve."""
         plain = {

@@ -1,11 +1,15 @@
 """Both engines answer the same requests with the same bits, as long as nothing beyond Paddle is asked of ours."""
 
 import contextlib
+import threading
 
 import numpy as np
 import pytest
 
+from paddlewheel.pserver.admin import table_statistics
+from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.config import TableConfig
+from paddlewheel.pserver.errors import ServerError
 from paddlewheel.pserver.local import local_servers
 from tests.contract.pserver.raw_requests import RawClient
 
@@ -100,3 +104,52 @@ def test_the_same_requests_give_the_same_bits(both, tmp_path, case):
         assert [c.statistics()[1] < 0 for engine in engines for c in clients[engine]] == [True] * num_servers + [
             False
         ] * num_servers
+
+
+def test_our_table_tells_of_itself_while_it_serves(tmp_path):
+    """Statistics of one that is full, the words of an error, and a learning rate of its own: all beyond Paddle's."""
+    tables = {"t": TableConfig(width=4, max_keys=1000, shards=2, optimizer={"rule": "sgd", "learning_rate": 0.5})}
+    keys = np.random.default_rng(1).integers(1, 1 << 64, 3000, dtype=np.uint64)
+    ones = np.ones(len(keys), np.float32)
+    with local_servers(tables, 1, tmp_path) as servers, Client(tables, servers.endpoints) as client:
+        client.push("t", keys, np.ones((len(keys), 5), np.float32), ones, 0 * ones, rate=0.5)
+        host, port = servers.endpoints[0].split(":")
+        found = table_statistics(host, int(port), "t")
+        assert found.rows == sum(client.num_keys()["t"]) <= 1000
+        assert found.evicted == 3000 - found.rows
+        assert found.max_rows == 1000
+        assert set(client.pull_with_counts("t", keys).values_UW[:, 0].tolist()) == {0.0, -0.25}
+        with pytest.raises(ServerError, match="no mark of-another is waiting to be saved"):
+            client.save_marked(tmp_path / "saved", "of-another")
+
+
+@pytest.mark.parametrize("num_servers", [1, 3])
+def test_a_marked_state_is_saved_while_pushes_go_on(tmp_path, num_servers):
+    tables = {"t": TableConfig(width=4, shards=6)}
+    keys = np.random.default_rng(1).integers(1, 1 << 64, 20_000, dtype=np.uint64)
+    ones, gradients = np.ones(len(keys), np.float32), np.ones((len(keys), 5), np.float32)
+    pushed = threading.Event()
+    with local_servers(tables, 2, tmp_path) as servers, Client(tables, servers.endpoints, seed=1) as client:
+        for _ in range(2):
+            client.push("t", keys[:15_000], gradients[:15_000], ones[:15_000], ones[:15_000] * 0)
+        state = client.pull("t", keys[:15_000])
+        mark = client.mark()
+
+        def train():
+            while not pushed.is_set():
+                client.push("t", keys, gradients, ones, 0 * ones)
+
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        try:
+            saved = client.save_marked(tmp_path / "saved", mark)
+        finally:
+            pushed.set()
+            trainer.join()
+        assert saved["t"].num_rows == 15_000
+        assert client.pull_with_counts("t", keys).shows_U.min() >= 1
+    other = {"t": TableConfig(width=4, shards=6)}
+    with local_servers(other, num_servers, tmp_path) as servers, Client(other, servers.endpoints, seed=1) as client:
+        client.load(tmp_path / "saved")
+        np.testing.assert_array_equal(client.pull("t", keys[:15_000]), state)
+        assert not client.pull_with_counts("t", keys[15_000:]).shows_U.any()
