@@ -41,7 +41,7 @@ _HEADER = np.dtype(
         ("shards", "<u4"),
         ("rows", "<u8"),
         ("removed", "<u8"),
-        ("reserved", "<u8"),
+        ("days", "<u8"),
         ("body_hash", "<u8"),
         ("header_hash", "<u8"),
     ]

@@ -19,7 +19,8 @@ struct PartHeader {
   uint64_t magic = kMagic;
   uint32_t version = 1, row_bytes = 0, width = 0, first_state = 0, embedding_state = 0, flags = 0;
   uint32_t shard = 0, shards = 0;
-  uint64_t rows = 0, removed = 0, reserved = 0;
+  uint64_t rows = 0, removed = 0;
+  uint64_t days = 0;  // that passed since the state which a part of changes leads on from
   uint64_t body_hash = 0, header_hash = 0;  // xxh64 of what follows the header, and of the header before this
 };
 static_assert(sizeof(PartHeader) == 80);

@@ -468,9 +468,9 @@ void Table::mark(const std::string& id, bool advance_day) {
     std::lock_guard<std::mutex> hold(s->mutex);
     s->marked_used = s->used, s->marked_removed = s->removed.size();
   }
-  marks_[id] = mark_;
+  marks_[id] = {mark_, today_};
   while (marks_.size() > kMaxMarks)
-    marks_.erase(std::min_element(marks_.begin(), marks_.end(), [](auto& a, auto& b) { return a.second < b.second; }));
+    marks_.erase(std::min_element(marks_.begin(), marks_.end(), [](auto& a, auto& b) { return a.second.number < b.second.number; }));
   ++mark_;
   if (advance_day) ++today_;
   snapshot_ = std::move(snapshot);
@@ -497,16 +497,16 @@ void Table::drop(const std::string& id) {
 }
 
 void Table::save(const std::string& id, const std::string& folder, const std::string& since) {
-  uint64_t since_mark = 0;
+  Mark since_mark{};
   {
     std::lock_guard<std::mutex> one(admin_);
     if (!snapshot_ || snapshot_->id != id || snapshot_->writing) throw std::runtime_error("no mark " + id + " is waiting to be saved");
     const auto found = marks_.find(since);
-    if (!since.empty() && (found == marks_.end() || snapshot_->mark - found->second > 4000 || !o_.log_removed)) {
+    if (!since.empty() && (found == marks_.end() || snapshot_->mark - found->second.number > 4000 || !o_.log_removed)) {
       end_snapshot();
       throw std::runtime_error("nothing is known of changes since " + since);
     }
-    since_mark = since.empty() ? 0 : found->second;
+    if (!since.empty()) since_mark = found->second;
     snapshot_->writing = true;
   }
   std::exception_ptr error;
@@ -516,7 +516,7 @@ void Table::save(const std::string& id, const std::string& folder, const std::st
     std::mutex error_mutex;
     const auto work = [&] {
       for (uint32_t i; (i = next.fetch_add(1)) < num_;) try {
-          save_shard(i, folder, !since.empty(), since_mark);
+          save_shard(i, folder, since.empty() ? nullptr : &since_mark);
         } catch (...) {
           std::lock_guard<std::mutex> one(error_mutex);
           if (!error) error = std::current_exception();
@@ -541,7 +541,7 @@ void Table::save(const std::string& id, const std::string& folder, const std::st
   if (error) std::rethrow_exception(error);
   if (!since.empty()) return;
   // Changes lead on from the newest whole save: what is older need not be remembered.
-  for (auto at = marks_.begin(); at != marks_.end();) at = at->second < mark ? marks_.erase(at) : std::next(at);
+  for (auto at = marks_.begin(); at != marks_.end();) at = at->second.number < mark ? marks_.erase(at) : std::next(at);
   for (auto& s : shards_) {
     std::lock_guard<std::mutex> hold(s->mutex);
     const auto old = std::partition_point(s->removed.begin(), s->removed.end(), [&](const Removed& gone) { return gone.mark <= mark; });
@@ -549,11 +549,12 @@ void Table::save(const std::string& id, const std::string& folder, const std::st
   }
 }
 
-void Table::save_shard(uint32_t i, const std::string& folder, bool changes, uint64_t since) {
+void Table::save_shard(uint32_t i, const std::string& folder, const Mark* since) {
   Shard& s = *shards_[i];
   // Nothing of a snapshot changes while it is being written, so it is read without its lock.
   const uint64_t mark = snapshot_->mark;
-  const uint32_t today = snapshot_->today, span = uint32_t(mark - since);
+  const uint32_t today = snapshot_->today, span = since ? uint32_t(mark - since->number) : 0;
+  const bool changes = since != nullptr;
   char name[64];
   std::snprintf(name, sizeof name, "/part-%03u-%05u", o_.server, first_ + i);
   File file(folder + name, O_WRONLY | O_CREAT | O_TRUNC);
@@ -562,6 +563,7 @@ void Table::save_shard(uint32_t i, const std::string& folder, bool changes, uint
   header.first_state = layout_.first_state, header.embedding_state = layout_.embedding_state;
   header.flags = (layout_.half ? PartHeader::kHalf : 0) | (changes ? PartHeader::kChanges : 0);
   header.shard = first_ + i, header.shards = o_.shards;
+  if (since) header.days = today - since->today;
   file.write(&header, sizeof header);
   Xxh64 hash;
   const size_t row_bytes = layout_.row_bytes;
@@ -604,7 +606,7 @@ void Table::save_shard(uint32_t i, const std::string& folder, bool changes, uint
     if (o_.save_pause_us) ::usleep(o_.save_pause_us);
   }
   for (const Removed& gone : removed) {
-    if (gone.mark <= since) continue;
+    if (gone.mark <= since->number) continue;
     file.write(&gone.key, 8);
     hash.add(&gone.key, 8);
     ++header.removed;
@@ -630,6 +632,11 @@ void Table::load(const std::string& folder, const std::string& id) {
   std::sort(paths.begin(), paths.end());
   std::lock_guard<std::mutex> turn(gate_);
   std::unique_lock<std::shared_mutex> alone(moment_);
+  {  // rows that did not change meanwhile have been unseen for longer, too
+    PartHeader header;
+    File(paths[0], O_RDONLY).read(&header, sizeof header);
+    if (header.magic == PartHeader::kMagic && header.header_hash == header_hash(header)) today_ += uint32_t(header.days);
+  }
   std::atomic<size_t> next{0};
   std::exception_ptr error;
   std::mutex error_mutex;
@@ -648,7 +655,7 @@ void Table::load(const std::string& folder, const std::string& id) {
   work();
   for (auto& thread : threads) thread.join();
   if (error) std::rethrow_exception(error);
-  if (!id.empty()) marks_[id] = mark_;
+  if (!id.empty()) marks_[id] = {mark_, today_};
   ++mark_;
 }
 

@@ -104,6 +104,10 @@ class Table {
     uint32_t today = 0;
     bool writing = false;
   };
+  struct Mark {
+    uint64_t number;
+    uint32_t today;
+  };
   class Hashes;
 
   char* row(const Shard& s, uint32_t r) const { return s.chunks[r / kChunkRows].rows + (r % kChunkRows) * size_t(layout_.row_bytes); }
@@ -131,7 +135,7 @@ class Table {
   void push_all(const uint64_t* keys, const float* values, size_t n, float rate);
   template <int W, bool kPlain>
   void update(char* p, uint32_t now, const float* values, float rate, float* scratch) const;
-  void save_shard(uint32_t i, const std::string& folder, bool changes, uint64_t since);
+  void save_shard(uint32_t i, const std::string& folder, const Mark* since);
   void load_part(const std::string& path);
 
   const Options o_;
@@ -151,7 +155,7 @@ class Table {
   std::unique_ptr<Snapshot> snapshot_;   // changes under moment_ alone
   uint64_t mark_ = 1;                    // rows that change now carry it
   uint32_t today_ = 0;
-  std::map<std::string, uint64_t> marks_;
+  std::map<std::string, Mark> marks_;
   std::atomic<uint64_t> total_{0}, evicted_{0}, deleted_{0}, pushed_{0}, pulled_{0}, kept_bytes_{0};
 };
 

@@ -19,7 +19,7 @@ LIFECYCLE = {"show_click_decay": 0.9, "delete_below_score": 0.5, "delete_after_u
 CASES = {
     "sgd": {"optimizer": {"rule": "sgd"}, "width": 8},
     "adagrad": {"optimizer": {"rule": "adagrad", "learning_rate": 0.07}, "width": 16},
-    "adagrad, admission": {
+    "adagrad-admission": {
         "optimizer": {"rule": "adagrad", "weight_bounds": [-0.3, 0.2]},
         "width": 16,
         "admission": 3,

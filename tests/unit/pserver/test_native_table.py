@@ -156,6 +156,35 @@ class TestBeyondPaddle:
 
 
 @needs_library
+def test_changes_since_a_save_lead_to_the_same_table(make_table, tmp_path):
+    """Rows that changed, keys that are gone, and days: those that did not change have been unseen for longer, too."""
+    life = {"delete_below_score": 2.0}
+    one, other = make_table({"log_removed": True}, lifecycle=life), make_table(lifecycle=life, shards=2)
+    one.push(KEYS, pushed(len(KEYS), shows=2.0))
+    one.push(KEYS[:100], pushed(100, clicks=0.0))
+    for name, since in (("whole", ""), ("changes", "whole"), ("more", "changes")):
+        one.mark(name, advance_day=True)
+        (tmp_path / name).mkdir()
+        one.save(name, tmp_path / name, since)
+        one.push(KEYS[50:150], pushed(100))
+        one.end_day()
+        one.push(np.array([12345], np.uint64), pushed(1, shows=1.0))  # gone at the next boundary
+    sizes = [
+        sum(row_parts.read_header(p).num_rows for p in (tmp_path / n).iterdir()) for n in ("whole", "changes", "more")
+    ]
+    assert sizes == [2000, 101, 101]
+    assert row_parts.read_removed(sorted((tmp_path / "more").iterdir())[12345 % 3]).tolist() == [12345]
+    one.mark("end")
+    (tmp_path / "end").mkdir()
+    one.save("end", tmp_path / "end", "more")
+    for name in ("whole", "changes", "more", "end"):
+        other.load(tmp_path / name)
+    keys = np.append(KEYS, np.uint64(12345))
+    np.testing.assert_array_equal(other.get_rows(keys), one.get_rows(keys))
+    assert other.statistics().rows == one.statistics().rows == 2001
+
+
+@needs_library
 class TestErrors:
     def test_an_option_that_it_does_not_know(self):
         with pytest.raises(NativeError, match="no option colour"):
