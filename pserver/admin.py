@@ -10,10 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import struct
 import time
 import urllib.request
 
-from paddlewheel.pserver.brpc import Command, Connection
+from paddlewheel.pserver.brpc import (
+    PULL_LAST_ERROR,
+    PULL_STATISTICS,
+    Buffer,
+    Command,
+    Connection,
+    Reply,
+    TableStatistics,
+)
+from paddlewheel.pserver.config import table_id
 from paddlewheel.pserver.errors import ServerError
 
 _POLL_SECONDS = 0.02
@@ -56,6 +66,42 @@ def identity(host: str, port: int, *, timeout_seconds: float = 5.0) -> str:
         if time.monotonic() > deadline:
             raise ServerError(f"parameter server {host}:{port} does not tell when it was started")
         time.sleep(_POLL_SECONDS)
+
+
+def table_statistics(host: str, port: int, table: str, *, timeout_seconds: float = 5.0) -> TableStatistics:
+    """What our own table tells of itself on this server, whatever else it is doing. Raises ServerError.
+
+    To be asked only of a table that insists on our engine: Paddle's would take it for a pull, which can end the server
+    during a load or a day boundary.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    with contextlib.closing(Connection(f"{_bracketed(host)}:{port}", connect_timeout_seconds=timeout_seconds)) as to:
+        words = read_words(to, table_id(table), PULL_STATISTICS, len(TableStatistics._fields), deadline)
+        return TableStatistics(*words)
+
+
+def tells_that_it_is_ours(statistics: Reply) -> bool:
+    """Whether an answer to PRINT_TABLE_STAT comes from our own table: its second number is negative."""
+    return int.from_bytes(statistics.data[8:16], "little", signed=True) < 0
+
+
+def read_words(connection: Connection, number: int, what: int, count: int, deadline: float) -> list[int]:
+    """Asks our own table for 64-bit words of its own, in the shape of a pull. Raises ServerError."""
+    keys, asked = struct.pack(f"<{count}Q", *range(count)), struct.pack(f"<{count}I", *[what] * count)
+    attachment: list[Buffer] = [b"\x01", keys, asked]
+    connection.send(
+        Command.PULL_SPARSE, number, [count.to_bytes(4, "little")], attachment=attachment, deadline=deadline
+    )
+    answer = connection.receive(deadline=deadline).attachment
+    each = len(answer) // count
+    return [int.from_bytes(answer[i * each : i * each + 8], "little") for i in range(count)]
+
+
+def last_error(connection: Connection, number: int, deadline: float) -> str:
+    """What our own table said of the last request that failed; "" when there was none. Raises ServerError."""
+    words = read_words(connection, number, PULL_LAST_ERROR, 256, deadline)
+    text = b"".join(word.to_bytes(8, "little") for word in words)
+    return text.split(b"\0", 1)[0].decode(errors="replace")
 
 
 def stop(host: str, port: int, *, timeout_seconds: float = 5.0) -> None:

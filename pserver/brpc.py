@@ -14,7 +14,7 @@ import time
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from paddlewheel.pserver.errors import ServerError
+from paddlewheel.pserver.errors import RefusedError, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +38,26 @@ class Command(IntEnum):
     LOAD_ONE_TABLE = 7
     STOP_SERVER = 12
     PRINT_TABLE_STAT = 20
+
+
+# What our own table understands beyond Paddle's protocol, in fields that Paddle's do not look at (native/plugin.cc).
+PULL_STATISTICS, PULL_LAST_ERROR, PULL_WHOLE_ROWS = 0x57480001, 0x57480002, 0x57480100  # frequency of the first key
+PUSH_HEADER_BITS = 0x7FC05748  # class of a first row of key 0, which then says how the others are meant
+
+
+class TableStatistics(NamedTuple):
+    """Counts of one server's table since its start; rows, the three sizes and saving: as they are now."""
+
+    rows: int
+    row_bytes: int
+    index_bytes: int
+    kept_bytes: int  # rows that pushes changed since a mark, as they were, for the save that is under way
+    evicted: int
+    deleted: int
+    pushed: int
+    pulled: int
+    max_rows: int  # 0: no bound
+    saving: int
 
 
 class Reply(NamedTuple):
@@ -107,8 +127,10 @@ class Connection:
         assert isinstance(num_attached, int)
         payload = _fields(body[meta_bytes : body_bytes - num_attached])
         if payload.get(1, 0):
-            raise ServerError(
-                f"{self._command} at parameter server {self.endpoint} failed: {_text(payload.get(2)) or payload.get(1)}"
+            raise RefusedError(
+                f"{self._command} at parameter server {self.endpoint} failed: "
+                f"{_text(payload.get(2)) or payload.get(1)}",
+                self.endpoint,
             )
         data = payload.get(3, memoryview(b""))
         assert isinstance(data, memoryview)

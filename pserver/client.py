@@ -10,14 +10,23 @@ import contextlib
 import shutil
 import threading
 import time
+import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from paddlewheel.pserver import admin, host_parts, saved_tables
-from paddlewheel.pserver.brpc import Buffer, Command, Connection, Reply
+from paddlewheel.pserver.brpc import PUSH_HEADER_BITS, Buffer, Command, Connection, Reply
 from paddlewheel.pserver.config import TableConfig, Tables, table_ids
-from paddlewheel.pserver.errors import CheckpointError, LoadError, PullError, PushError, SaveError, ServerError
+from paddlewheel.pserver.errors import (
+    CheckpointError,
+    LoadError,
+    PullError,
+    PushError,
+    RefusedError,
+    SaveError,
+    ServerError,
+)
 from paddlewheel.pserver.initializer import Initializer
 
 if TYPE_CHECKING:
@@ -52,6 +61,7 @@ class _Table:
         self.shards_per_server = self.num_shards // num_servers
         self.initializer = Initializer(name, config, seed)
         self.bytes_per_row: float = saved_tables.max_bytes_per_row(config)  # of a save; the last save knows better
+        self.is_ours: bool | None = None  # whether the servers' table is our own; None: not asked yet
         self.unused_columns = int(not config.first_order)  # servers have a first-order weight in every table
 
     def server_of(self, keys_U: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
@@ -61,8 +71,8 @@ class _Table:
 class Client:
     """One trainer's access to all servers. Every call may be made from any thread, and several at once.
 
-    `load`, `load_per_host` and `end_day` rebuild the servers' hash tables, which Paddle does not lock: a pull, push or key
-    count meanwhile can end a server. Calls of one client wait for each other there; other clients must be kept away.
+    `load`, `load_per_host` and `end_day` rebuild the servers' hash tables, which Paddle does not lock: a pull, push or
+    key count meanwhile can end a server. Calls of one client wait for each other there; others must be kept away.
 
     pull_timeout_seconds bounds every pull and push as a whole; slower means failed. A call that raises has not changed
     the client: connections that failed are closed, and the next call opens new ones.
@@ -153,15 +163,19 @@ class Client:
         grads_UW: npt.NDArray[np.float32],
         shows_U: npt.NDArray[np.float32],
         clicks_U: npt.NDArray[np.float32],
+        *,
+        rate: float = 1.0,
     ) -> None:
         """Apply one update of the table's rule to each key; returns when all servers have applied theirs.
 
         grads_UW: the gradient of the loss summed over rows, summed over each key's occurrences. shows_U: occurrences
         (> 0). clicks_U: occurrences in rows with a positive label. With `occurrences: mean` the rule sees
-        grads / shows. Raises PushError.
+        grads / shows. rate: factor of the table's learning rate for this push; tables of Paddle's engine know only 1.
+        Raises PushError.
         """
         t = self._tables[table]
         _check_keys(keys_U)
+        assert rate == 1.0 or self.is_ours(table), f"table {table!r} is Paddle's: its learning rate is fixed"
         assert grads_UW.shape == (len(keys_U), t.config.pull_width), (grads_UW.shape, len(keys_U), t.config.pull_width)
         assert shows_U.shape == clicks_U.shape == keys_U.shape
         assert len(keys_U) == 0 or float(shows_U.min()) > 0, "shows must be positive"
@@ -176,10 +190,11 @@ class Client:
             deadline = time.monotonic() + self._pull_timeout_seconds
             try:
                 for shares in self._rounds(t, keys_U):
-                    requests = {s.server: _push_request(t, s.keys_N, row_UV[s.rows]) for s in shares}
+                    requests = {s.server: _push_request(t, s.keys_N, row_UV[s.rows], rate) for s in shares}
                     self._ask(requests, deadline)
             except ServerError as error:
-                raise PushError(f"push of {len(keys_U)} keys to table {table!r}: {error}") from error
+                why = self._explained(t, error)
+                raise PushError(f"push of {len(keys_U)} keys to table {table!r}: {why}") from error
 
     def flush(self) -> None:
         """Return when every push that has begun, in any thread, has ended (pushes are applied when they return)."""
@@ -233,28 +248,36 @@ class Client:
         collect: Callable[[], Sequence[Mapping[str, Sequence[saved_tables.Part]]]],
         *,
         advance_day: bool | Collection[str] = False,
+        mark: str | None = None,
     ) -> dict[str, saved_tables.SavedTable]:
-        """As `save`, where each server writes its parts below its own of the directories, on its own host.
+        """As `save` (or, with a mark, as `save_marked`), where each server writes below its own of the directories.
 
-        collect: called when all are written; what `apart.measure` has found at each server, in rank order. The hosts
+        collect: called when all are written; what `host_parts.measure` has found at each server, in rank order. Hosts
         must have room (`save_bytes`): a server whose disk is full ends its process. Raises CheckpointError, SaveError
         or ServerError; then nothing that was written counts.
         """
-        self._check_paths(directories)
-        num_keys = {name: sum(counts) for name, counts in self.num_keys().items()}
-        modes = self._save_modes(advance_day)
-        for name, t in self._tables.items():
-            self._ask_everyone(Command.SAVE_ONE_TABLE, t, [[str(d / name).encode(), modes[name]] for d in directories])
-        found = collect()
+        try:
+            self._check_paths(directories)
+            num_keys = {name: sum(counts) for name, counts in self.num_keys().items()}
+            modes = self._save_modes(advance_day)
+            for name, t in self._tables.items():
+                words = modes[name] if mark is None else f"save {mark}".encode()
+                self._ask_everyone(Command.SAVE_ONE_TABLE, t, [[str(d / name).encode(), words] for d in directories])
+            found = collect()
+        except BaseException:
+            if mark is not None:
+                self.drop_mark(mark)
+            raise
         saved = {}
         for name, t in self._tables.items():
             parts = [by_table.get(name, ()) for by_table in found]
-            saved[name] = host_parts.combine(name, t.config, self._seed, t.num_shards, parts)
-            self._check_saved(t, saved[name], num_keys[name])
+            kind: saved_tables.Kind = "rows" if t.is_ours else "text"
+            saved[name] = host_parts.combine(name, t.config, self._seed, t.num_shards, parts, kind)
+            self._check_saved(t, saved[name], num_keys[name] if mark is None else None)
         return saved
 
     def load_per_host(self, directories: Sequence[Path], saved: Mapping[str, saved_tables.SavedTable]) -> None:
-        """As `load`, where each server reads below its own of the directories, made by `apart.lay_out` on its host.
+        """As `load`, where each server reads below its own of the directories, made by `host_parts.lay_out` there.
 
         Raises CheckpointError for tables that do not fit before a server is asked, LoadError when keys are missing
         after.
@@ -266,6 +289,49 @@ class Client:
             for name, t in self._tables.items():
                 self._ask_everyone(Command.LOAD_ONE_TABLE, t, [[str(d / name).encode(), _SAVE] for d in directories])
                 self._check_loaded(t, saved[name])
+
+    def is_ours(self, table: str) -> bool:
+        """Whether the servers keep this table in our own engine, not in Paddle's. Raises ServerError."""
+        t = self._tables[table]
+        if t.is_ours is None:
+            with self._gate.beside_others():
+                self._num_keys(t)
+        return bool(t.is_ours)
+
+    def can_mark(self) -> bool:
+        """Whether `mark` works: all tables are of our own engine. Raises ServerError."""
+        return all(self.is_ours(name) for name in self._tables)
+
+    def mark(self, *, advance_day: bool | Collection[str] = False) -> str:
+        """Note the state of all tables as it is now, for a save that goes on beside pushes; returns the mark's name.
+
+        One round trip a table; it waits for pushes under way on each server. For one state across servers nobody may
+        push meanwhile. advance_day as in `save`. Servers keep one mark: a later one takes its place, unless it is being
+        saved (ServerError).
+        """
+        name = uuid.uuid4().hex
+        advanced = self._named(advance_day)
+        for table, t in self._tables.items():
+            words = f"mark {name} day" if table in advanced else f"mark {name}"
+            self._ask_everyone(Command.SAVE_ONE_TABLE, t, self._for_all([b"/", words.encode()]))
+        return name
+
+    def save_marked(self, directory: Path, mark: str) -> dict[str, saved_tables.SavedTable]:
+        """As `save`, of the state at a mark; pulls and pushes may go on. Whatever happens, the mark is used up."""
+        try:
+            self._check_paths([directory])
+            self._check_space(directory, {name: sum(self._num_keys(t)) for name, t in self._tables.items()})
+            words = f"save {mark}".encode()
+            return {name: self._save_table(t, directory / name, None, words) for name, t in self._tables.items()}
+        except BaseException:
+            self.drop_mark(mark)
+            raise
+
+    def drop_mark(self, mark: str) -> None:
+        """Forget a mark: it is not going to be saved, or its save has failed. Servers that are gone are fine."""
+        for t in self._tables.values():
+            with contextlib.suppress(ServerError):
+                self._ask_everyone(Command.SAVE_ONE_TABLE, t, self._for_all([b"/", f"drop {mark}".encode()]))
 
     def end_day(self, tables: Collection[str] | None = None) -> None:
         """Day boundary of these tables (None: all): decay shows and clicks, then delete keys as `lifecycle` says.
@@ -328,6 +394,15 @@ class Client:
 
     def _num_keys(self, t: _Table) -> tuple[int, ...]:
         replies = self._ask_everyone(Command.PRINT_TABLE_STAT, t, self._for_all([]))
+        ours = {admin.tells_that_it_is_ours(reply) for reply in replies}
+        if len(ours) > 1:
+            raise ServerError(
+                f"table {t.name!r} is Paddle's own on some servers and ours on others: set tables.{t.name}.engine"
+            )
+        if t.is_ours is None:
+            t.is_ours = ours.pop()
+            if t.is_ours:
+                t.bytes_per_row = saved_tables.saved_row_bytes(t.config)
         return tuple(int(np.frombuffer(reply.data, "<i8")[0]) for reply in replies)
 
     def _check_space(self, directory: Path, num_keys: dict[str, int]) -> None:
@@ -341,30 +416,32 @@ class Client:
                 f"{free / 1e6:.1f} MB left: make room, or save elsewhere"
             )
 
-    def _save_table(self, t: _Table, directory: Path, num_keys: int, mode: bytes) -> saved_tables.SavedTable:
+    def _save_table(self, t: _Table, directory: Path, num_keys: int | None, words: bytes) -> saved_tables.SavedTable:
         try:
             directory.mkdir(parents=True)
         except FileExistsError as error:
             raise CheckpointError(f"table {t.name!r} cannot be saved: {error}") from error
         except OSError as error:
             raise SaveError(f"table {t.name!r} cannot be saved: {error}") from error
-        self._ask_everyone(Command.SAVE_ONE_TABLE, t, self._for_all([str(directory).encode(), mode]))
+        self._ask_everyone(Command.SAVE_ONE_TABLE, t, self._for_all([str(directory).encode(), words]))
         saved = saved_tables.record(directory, t.name, t.config, self._seed, t.num_shards)
         self._check_saved(t, saved, num_keys)
         return saved
 
     @staticmethod
-    def _check_saved(t: _Table, saved: saved_tables.SavedTable, num_keys: int) -> None:
-        if saved.num_rows != num_keys:
+    def _check_saved(t: _Table, saved: saved_tables.SavedTable, num_keys: int | None) -> None:
+        """num_keys: that the servers had; None: nobody knows, since they were trained on meanwhile."""
+        if num_keys is not None and saved.num_rows != num_keys:
             raise SaveError(
                 f"{saved.directory} holds {saved.num_rows} rows after the save, but the servers held {num_keys} keys "
                 f"of table {t.name!r}: was something pushed meanwhile, or is the disk full?"
             )
-        if num_keys:
-            t.bytes_per_row = 1.1 * saved.num_bytes / num_keys
+        if saved.num_rows:
+            t.bytes_per_row = 1.1 * saved.num_bytes / saved.num_rows
 
     def _load_table(self, t: _Table, saved: saved_tables.SavedTable) -> None:
-        with saved_tables.staged(saved, t.num_shards) as path:
+        self._num_keys(t)
+        with saved_tables.staged(saved, t.num_shards, "rows" if t.is_ours else "text") as path:
             self._ask_everyone(Command.LOAD_ONE_TABLE, t, self._for_all([str(path).encode(), _SAVE]))
         self._check_loaded(t, saved)
 
@@ -420,8 +497,25 @@ class Client:
         """One answer of each server, in rank order."""
         deadline = time.monotonic() + self._admin_timeout_seconds
         assert len(params_S) == len(self._endpoints)
-        replies = self._ask({s: _Request(command, t.number, params) for s, params in enumerate(params_S)}, deadline)
+        try:
+            replies = self._ask({s: _Request(command, t.number, params) for s, params in enumerate(params_S)}, deadline)
+        except ServerError as error:
+            raise ServerError(self._explained(t, error)) from error
         return list(replies.values())
+
+    def _explained(self, t: _Table, error: ServerError) -> str:
+        """The error, and what our own table says about it: Paddle's answers have no words of its tables."""
+        if not t.is_ours or not isinstance(error, RefusedError):
+            return str(error)
+        try:
+            connection = Connection(error.endpoint, connect_timeout_seconds=self._connect_timeout_seconds)
+            try:
+                words = admin.last_error(connection, t.number, time.monotonic() + self._connect_timeout_seconds)
+            finally:
+                connection.close()
+        except ServerError:
+            return str(error)
+        return f"{error}: {words}"
 
     def _connection(self, server: int) -> Connection:
         with self._lock:
@@ -518,8 +612,13 @@ def _pull_request(t: _Table, keys_N: npt.NDArray[np.uint64]) -> _Request:
     return _Request(Command.PULL_SPARSE, t.number, [_count(keys_N)], attachment=attachment)
 
 
-def _push_request(t: _Table, keys_N: npt.NDArray[np.uint64], row_NV: npt.NDArray[np.float32]) -> _Request:
-    return _Request(Command.PUSH_SPARSE, t.number, [_count(keys_N)], data=[_buffer(keys_N), _buffer(row_NV)])
+def _push_request(t: _Table, keys_N: npt.NDArray[np.uint64], row_NV: npt.NDArray[np.float32], rate: float) -> _Request:
+    if rate == 1.0:
+        return _Request(Command.PUSH_SPARSE, t.number, [_count(keys_N)], data=[_buffer(keys_N), _buffer(row_NV)])
+    head_V = np.zeros(row_NV.shape[1], np.float32)
+    head_V[:1].view(np.uint32)[0], head_V[2] = PUSH_HEADER_BITS, rate
+    data: list[Buffer] = [bytes(8), _buffer(keys_N), _buffer(head_V), _buffer(row_NV)]
+    return _Request(Command.PUSH_SPARSE, t.number, [(len(keys_N) + 1).to_bytes(4, "little")], data=data)
 
 
 def _count(keys_N: npt.NDArray[np.uint64]) -> bytes:

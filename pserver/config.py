@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 _NUM_SHARDS, _MIN_SHARDS_PER_SERVER = 48, 8
 
 Occurrences = Literal["sum", "mean"]
+Engine = Literal["auto", "paddlewheel", "paddle"]
 _WeightBounds = tuple[float, float]
 
 
@@ -139,6 +140,46 @@ class TableConfig(_Frozen):
     lifecycle: TableLifecycle = Field(
         default_factory=TableLifecycle, description="Decay and eviction at day boundaries."
     )
+    train_new_keys: bool = Field(
+        default=False,
+        description="Whether the push that creates a key's embedding trains it, too; Paddle's table does not.",
+    )
+    train_below_admission: bool = Field(
+        default=True, description="Whether a key below `admission` has its first-order weight trained."
+    )
+    l2: float = Field(
+        default=0.0,
+        ge=0,
+        description="Factor of a weight's true value (initial value and change) in its gradient, at each push of its "
+        "key.",
+    )
+    max_keys: int | None = Field(
+        default=None,
+        ge=1000,
+        description="Most keys that all servers together hold; when they are full, keys with the lowest score go, of "
+        "equal ones those unseen for longest. null: no bound.",
+    )
+    memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        description="The same as `max_keys`, as GiB of memory of rows and their index in all servers together.",
+    )
+    spill: str | None = Field(
+        default=None,
+        pattern=r"^/.*",
+        description="Folder on a local disk of each server for a file that holds the rows; the hot ones stay in memory "
+        "as the system has room for them. null: all in memory.",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="How servers keep embeddings: bfloat16 takes half the memory, rounds at random so that small steps "
+        "add up, and needs the engine paddlewheel.",
+    )
+    engine: Engine = Field(
+        default="auto",
+        description="Whose table holds the rows in the servers: paddlewheel or paddle; auto: ours where it works, "
+        "else Paddle's.",
+    )
     shards: int | None = Field(
         default=None,
         ge=1,
@@ -151,6 +192,35 @@ class TableConfig(_Frozen):
         if not self.unclicked_weight + self.clicked_weight:
             raise ValueError("unclicked_weight and clicked_weight are both 0: then no key ever has a score")
         return self
+
+    @model_validator(mode="after")
+    def _paddle_can(self) -> TableConfig:
+        beyond = self.beyond_paddle
+        if self.engine == "paddle" and beyond:
+            name = beyond[0]
+            raise ValueError(
+                f"{name} is {getattr(self, name)!r}, which Paddle's table cannot do: leave it or engine out"
+            )
+        return self
+
+    @property
+    def is_ours_for_sure(self) -> bool:
+        """Whether servers that run hold this table in our own engine: a server that cannot does not start."""
+        return self.engine == "paddlewheel" or bool(self.beyond_paddle)
+
+    @property
+    def beyond_paddle(self) -> tuple[str, ...]:
+        """The fields whose values only our own engine can serve."""
+        plain = {
+            "train_new_keys": False,
+            "train_below_admission": True,
+            "l2": 0.0,
+            "max_keys": None,
+            "memory_gib": None,
+            "spill": None,
+            "dtype": "float32",
+        }
+        return tuple(name for name, value in plain.items() if getattr(self, name) != value)
 
     @property
     def pull_width(self) -> int:

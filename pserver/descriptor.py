@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from paddlewheel.pserver import paddle_core
 from paddlewheel.pserver.config import AdaGrad, Adam, TableConfig, Tables, table_ids
+from paddlewheel.pserver.native import TABLE_CLASS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 _RULES = {
     "sgd": "SparseNaiveSGDRule",
@@ -21,10 +22,17 @@ _NEVER_DAYS = 1e30
 
 
 def describe(
-    tables: Tables, num_servers: int, *, num_trainers: int = 1, worker: bool = False, gflags: Sequence[str] = ()
+    tables: Tables,
+    num_servers: int,
+    *,
+    num_trainers: int = 1,
+    worker: bool = False,
+    gflags: Sequence[str] = (),
+    ours: Collection[str] = (),
 ) -> str:
     """PSParameter text for `init_server`, or (worker=True) for Paddle's own `init_worker`.
 
+    ours: tables whose class is `native.TABLE_CLASS`, which must be registered.
     gflags: Paddle's own flags, e.g. "-pserver_table_save_max_retry=1" (brpc's flags are ignored without a word).
     """
     from google.protobuf import text_format
@@ -39,7 +47,10 @@ def describe(
         sides.append(ps.worker_param.downpour_worker_param.downpour_table_param)
     for side in sides:
         for name, number in table_ids(tables).items():
-            _describe_table(side.add(), name, number, tables[name], num_servers, num_trainers, pb.PS_SPARSE_TABLE)
+            table = side.add()
+            _describe_table(table, name, number, tables[name], num_servers, num_trainers, pb.PS_SPARSE_TABLE)
+            if name in ours:
+                table.table_class = TABLE_CLASS
     service = ps.server_param.downpour_server_param.service_param
     service.server_class, service.client_class, service.service_class = "BrpcPsServer", "BrpcPsClient", "BrpcPsService"
     service.start_server_port, service.server_thread_num = 0, 12
@@ -71,17 +82,7 @@ def _describe_table(
     ctr.show_scale = False  # the client has divided by the occurrences already, where the optimizer asks for it
     ctr.zero_init = True
     for rule in (accessor.embed_sgd_param, accessor.embedx_sgd_param):
-        optimizer = config.optimizer
-        rule.name = _RULES[optimizer.rule]
-        for part in (rule.naive, rule.adagrad, rule.adam):
-            part.learning_rate = optimizer.learning_rate
-            part.initial_range = 0.0  # the table stores changes from an initial vector that the client knows
-            part.weight_bounds.extend(optimizer.weight_bounds)
-        if isinstance(optimizer, AdaGrad):
-            rule.adagrad.initial_g2sum = optimizer.initial_accumulator
-        if isinstance(optimizer, Adam):
-            rule.adam.beta1_decay_rate, rule.adam.beta2_decay_rate = optimizer.beta1, optimizer.beta2
-            rule.adam.ada_epsilon = optimizer.epsilon
+        _describe_rule(rule, config)
     common = table.common
     common.name, common.table_name, common.trainer_num, common.sync, common.entry = (
         "sgd",
@@ -90,3 +91,25 @@ def _describe_table(
         False,
         "none",
     )
+
+
+def _describe_rule(rule: Any, config: TableConfig) -> None:
+    optimizer = config.optimizer
+    rule.name = _RULES[optimizer.rule]
+    for part in (rule.naive, rule.adagrad, rule.adam):
+        part.learning_rate = optimizer.learning_rate
+        part.initial_range = 0.0  # the table stores changes from an initial vector that the client knows
+        part.weight_bounds.extend(optimizer.weight_bounds)
+    if isinstance(optimizer, AdaGrad):
+        rule.adagrad.initial_g2sum = optimizer.initial_accumulator
+    if isinstance(optimizer, Adam):
+        rule.adam.beta1_decay_rate, rule.adam.beta2_decay_rate = optimizer.beta1, optimizer.beta2
+        rule.adam.ada_epsilon = optimizer.epsilon
+
+
+def rule_description(config: TableConfig) -> tuple[str, bytes]:
+    """Name and description (a serialised SparseCommonSGDRuleParameter) of Paddle's update rule for a table."""
+    _, pb = paddle_core.load()
+    rule = pb.SparseCommonSGDRuleParameter()
+    _describe_rule(rule, config)
+    return rule.name, rule.SerializeToString()

@@ -40,6 +40,14 @@ class ServerError(PServerError, ConnectionError):
     """A server did not answer in time, closed the connection, or answered with an error. A restart may help."""
 
 
+class RefusedError(ServerError):
+    """A server answered that it could not do what it was asked."""
+
+    def __init__(self, message: str, endpoint: str) -> None:
+        super().__init__(message)
+        self.endpoint = endpoint
+
+
 class PullError(ServerError):
     """A pull failed: no value of it may be used."""
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paddlewheel.pserver import saved_tables
+from paddlewheel.pserver import native, saved_tables
 from paddlewheel.pserver.config import TableConfig, table_id
 from paddlewheel.pserver.errors import CheckpointError
-from paddlewheel.pserver.saved_tables import Part, SavedTable
+from paddlewheel.pserver.saved_tables import Kind, Part, SavedTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,8 +28,10 @@ def measure(directory: Path, tables: Iterable[str]) -> dict[str, list[Part]]:
     return {name: saved_tables.measure_parts(directory / name / f"{table_id(name):03d}") for name in tables}
 
 
-def combine(name: str, config: TableConfig, seed: int, num_shards: int, parts: Iterable[Sequence[Part]]) -> SavedTable:
-    """The table whose parts the servers have saved, given by server in rank order.
+def combine(
+    name: str, config: TableConfig, seed: int, num_shards: int, parts: Iterable[Sequence[Part]], kind: Kind
+) -> SavedTable:
+    """The table whose parts (of this kind) the servers have saved, given by server in rank order.
 
     Raises CheckpointError unless there is one part for each shard.
     """
@@ -37,7 +39,7 @@ def combine(name: str, config: TableConfig, seed: int, num_shards: int, parts: I
     shards = [saved_tables.shard_of(part.name) for part in every]
     if shards != list(range(num_shards)):
         raise CheckpointError(f"table {name!r}: the servers saved {len(every)} parts that are not one a shard")
-    return SavedTable(Path(name), name, config, seed, tuple(every))
+    return SavedTable(Path(name), name, config, seed, tuple(every), kind)
 
 
 def needed(saved: SavedTable, rank: int, num_servers: int, config: TableConfig) -> tuple[Part, ...]:
@@ -54,22 +56,24 @@ def lay_out(
 ) -> Path:
     """Makes `directory/<table>/` of the `needed` parts in `fetched`, for the server to load; returns it.
 
-    Paddle counts the files, sorts them by name, and reads those of its own shards alone: the others are left empty.
+    Paddle's table counts the files, sorts them by name, and reads those of its own shards alone: the others are left
+    empty. Ours picks its rows from whatever files there are.
     """
     num_shards = config.num_shards(num_servers)
     own = _own_shards(rank, num_servers, num_shards)
     folder = directory / saved.name / f"{table_id(saved.name):03d}"
     folder.parent.mkdir(parents=True)
-    if len(saved.parts) != num_shards:
-        saved_tables.spread([fetched / part.name for part in saved.parts], folder, num_shards, only=own)
+    kind: Kind = "rows" if native.is_expected(config.engine) else "text"
+    paths = [fetched / part.name for part in saved.parts]
+    if saved.kind != kind or (kind == "text" and len(saved.parts) != num_shards):
+        saved_tables.spread(saved, folder, num_shards, kind=kind, only=own, paths=[p for p in paths if p.exists()])
         return folder.parent
     folder.mkdir()
-    for shard, part in enumerate(saved.parts):
-        path = folder / f"part-000-{shard:05d}"
-        if shard in own:
-            (fetched / part.name).rename(path)
-        else:
-            path.touch()
+    for shard, path in enumerate(paths):
+        if path.exists() and (len(paths) != num_shards or shard in own):
+            path.rename(folder / f"part-000-{shard:05d}")
+        elif kind == "text":
+            (folder / f"part-000-{shard:05d}").touch()
     return folder.parent
 
 

@@ -63,11 +63,16 @@ def codebook(table: str, width: int, initial_range: float, seed: int) -> npt.NDA
     Element i (row-major) is splitmix64's output i of the state (seed, table): Steele, Lea, Flood 2014, with its 24 high
     bits as the fraction.
     """
-    start = _splitmix64(np.array([(seed & (1 << 64) - 1) ^ (zlib.crc32(table.encode()) << 32)], np.uint64))
+    start = np.array([generator_state(table, seed)], np.uint64)
     with np.errstate(over="ignore"):
         state = start + np.arange(1, _NUM_ROWS * width + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     fraction = (_splitmix64(state) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
     return ((fraction * 2 - 1) * np.float32(initial_range)).reshape(_NUM_ROWS, width)
+
+
+def generator_state(table: str, seed: int) -> int:
+    """The state from which the numbers of a table's codebook count on."""
+    return int(_splitmix64(np.array([(seed & (1 << 64) - 1) ^ (zlib.crc32(table.encode()) << 32)], np.uint64))[0])
 
 
 def _splitmix64(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -38,18 +38,20 @@ def local_servers(
     log_directory: Path,
     *,
     gflags: Sequence[str] = (),
+    seed: int = 0,
     start_timeout_seconds: float = 60.0,
 ) -> Iterator[LocalServers]:
     """Start servers on free ports, wait until they are healthy; stop them in order afterwards, whatever happened.
 
-    Logs go to `log_directory/pserver-<rank>.log`. Raises ServerError when one does not become healthy in time. They
-    also stop when this process dies, whatever the cause.
+    seed: as the clients', for tables with `l2`. Logs go to `log_directory/pserver-<rank>.log`. Raises ServerError when
+    one does not become healthy in time. They also stop when this process dies, whatever the cause.
     """
     endpoints = tuple(f"127.0.0.1:{port}" for port in _free_ports(num_servers))
     spec = {
         "tables": {name: table.model_dump() for name, table in tables.items()},
         "endpoints": endpoints,
         "gflags": list(gflags),
+        "seed": seed,
         "exit_on_stdin_eof": True,
     }
     with contextlib.ExitStack() as stack:

@@ -1,11 +1,12 @@
-"""Files of saved tables: what Paddle's servers write, checked, read and rewritten without Paddle and without a server.
+"""Files of saved tables: what the servers write, checked, read and rewritten without Paddle and without a server.
 
 Layout of one table (`number` is made from its name, see `config.table_id`):
 
     <directory>/<table>/table.json                        written last: what this is; size, rows, hash of each part
-    <directory>/<table>/<number>/part-<server>-<shard>    one line a key, written by the servers
+    <directory>/<table>/<number>/part-<server>-<shard>    one shard's rows, written by the servers
 
-A line is `key slot unseen_days delta_score shows clicks first_order state... [embedding... state...]`, floats with
+Parts are of one of two kinds. Our own table writes rows (`row_parts`), bit for bit. Paddle's writes text: a line is
+`key slot unseen_days delta_score shows clicks first_order state... [embedding... state...]`, floats with
 six significant digits (so a restore is not bit-exact: README.md has the figures); the part in brackets is absent while
 the key is below the table's admission score. Order of columns: `ctr_accessor.h` in Paddle's source; tested.
 
@@ -25,11 +26,12 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
 
+from paddlewheel.pserver import row_parts
 from paddlewheel.pserver.config import TableConfig, check_table_name, table_id
 from paddlewheel.pserver.errors import CheckpointError, PathError, SaveError, cannot_read
 
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-FORMAT = 1
+Kind = Literal["text", "rows"]
+_FORMATS: dict[Kind, int] = {"text": 1, "rows": 2}
 DESCRIPTION = "table.json"
 # Paddle hands paths to a shell without quoting (`find`, `rm -rf`): any other character could do damage.
 _SAFE_PATH = re.compile(r"/[\w./=@:+,%-]*", re.ASCII)
@@ -69,6 +72,7 @@ class SavedTable:
     config: TableConfig
     seed: int
     parts: tuple[Part, ...]
+    kind: Kind = "text"
 
     @property
     def num_rows(self) -> int:
@@ -97,7 +101,7 @@ class SavedTable:
     def description(self) -> str:
         """The text of `table.json`."""
         document: dict[str, object] = {
-            "format": FORMAT,
+            "format": _FORMATS[self.kind],
             "name": self.name,
             "config": self.config.model_dump(mode="json"),
             "seed": self.seed,
@@ -141,9 +145,7 @@ def state_widths(config: TableConfig) -> tuple[int, int]:
 
 
 def _num_state(config: TableConfig, width: int) -> int:
-    return {"sgd": 0, "adagrad": 1, "adagrad_elementwise": width, "adam": 2 * width + 2, "adam_shared": 4}[
-        config.optimizer.rule
-    ]
+    return row_parts.state_floats(config.optimizer.rule, width)
 
 
 def row_bytes(config: TableConfig) -> int:
@@ -154,6 +156,11 @@ def row_bytes(config: TableConfig) -> int:
 def max_bytes_per_row(config: TableConfig) -> int:
     """Longest line of a saved table: a key of 20 digits, and floats such as " -1.23457e-05"."""
     return 21 + 13 * (_NUM_FIXED + config.width + sum(state_widths(config)))
+
+
+def saved_row_bytes(config: TableConfig) -> int:
+    """Bytes of a row in a server of our own engine, and on disk."""
+    return row_parts.row_type(config).itemsize
 
 
 def check_path(path: Path) -> None:
@@ -177,7 +184,7 @@ def record(directory: Path, name: str, config: TableConfig, seed: int, num_shard
     paths = _parts_by_shard(folder)
     if len(paths) != num_shards:
         raise CheckpointError(f"{folder} holds {len(paths)} parts instead of {num_shards}")
-    saved = SavedTable(directory, name, config, seed, tuple(_measure_all(paths, sync=True)))
+    saved = SavedTable(directory, name, config, seed, tuple(_measure_all(paths, sync=True)), kind_of(paths))
     path = directory / DESCRIPTION
     temporary = path.with_suffix(".tmp")
     with temporary.open("w") as file:
@@ -230,8 +237,10 @@ def parse_description(text: str, directory: Path) -> SavedTable:
     path = directory / DESCRIPTION
     try:
         document = json.loads(text)
-        if document["format"] != FORMAT:
-            raise CheckpointError(f"{path} has format {document['format']}; this version reads format {FORMAT}")
+        kinds = {number: kind for kind, number in _FORMATS.items()}
+        if document["format"] not in kinds:
+            known = " and ".join(map(str, kinds))
+            raise CheckpointError(f"{path} has format {document['format']}; this version reads formats {known}")
         if document.pop("checksum") != _checksum(document):
             raise CheckpointError(f"{path} has changed since it was written: its checksum does not fit")
         return SavedTable(
@@ -240,6 +249,7 @@ def parse_description(text: str, directory: Path) -> SavedTable:
             TableConfig.model_validate(document["config"]),
             int(document["seed"]),
             tuple(_parse_part(part) for part in document["parts"]),
+            kinds[document["format"]],
         )
     except CheckpointError:
         raise
@@ -280,6 +290,9 @@ def count_embeddings(saved: SavedTable) -> int:
     """How many rows have an embedding; counts the columns without reading them."""
     if saved.config.admission is None:
         return saved.num_rows
+    if saved.kind == "rows":
+        with ThreadPoolExecutor(_NUM_THREADS) as pool:
+            return sum(pool.map(partial(row_parts.count_embeddings, config=saved.config), saved.paths()))
     num_first, num_embedding = state_widths(saved.config)
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         num_spaces = sum(pool.map(_count_spaces, saved.paths()))
@@ -298,6 +311,7 @@ def check_fits(saved: SavedTable, name: str, config: TableConfig, seed: int) -> 
         ("name", saved.name, name),
         ("width", saved.config.width, config.width),
         ("first_order", saved.config.first_order, config.first_order),
+        ("dtype", saved.config.dtype, config.dtype),
         ("optimizer.rule", saved.config.optimizer.rule, config.optimizer.rule),
         ("initial_range", saved.config.initial_range, config.initial_range),
         ("seed", saved.seed, seed),
@@ -316,6 +330,14 @@ def shard_of(name: str) -> int:
     if match is None:
         raise CheckpointError(f"{name} is not part of a table")
     return int(match[2])
+
+
+def kind_of(paths: Sequence[Path]) -> Kind:
+    """Of which kind the parts are. Raises CheckpointError when there are both."""
+    found = {row_parts.is_row_part(path) for path in paths}
+    if len(found) > 1:
+        raise CheckpointError(f"{paths[0].parent} holds parts of both engines: two saves are mixed")
+    return "rows" if True in found else "text"
 
 
 def measure_parts(folder: Path) -> list[Part]:
@@ -364,9 +386,13 @@ def _measure(path: Path, *, sync: bool) -> Part:
 
     rows, size, digest, last = 0, 0, xxhash.xxh3_128(), b"\n"
     try:
+        is_text = not row_parts.is_row_part(path)
+        if not is_text:
+            rows = row_parts.read_header(path).num_rows
         with path.open("rb") as file:
             while block := file.read(_BLOCK_BYTES):
-                rows += block.count(b"\n")
+                if is_text:
+                    rows += block.count(b"\n")
                 size += len(block)
                 digest.update(block)
                 last = block[-1:]
@@ -374,7 +400,7 @@ def _measure(path: Path, *, sync: bool) -> Part:
                 os.fsync(file.fileno())
     except OSError as error:
         raise cannot_read(path, error) from error
-    if last != b"\n":
+    if is_text and last != b"\n":
         raise CheckpointError(f"{path} ends within a line: it was not written completely")
     return Part(path.name, size, rows, digest.hexdigest())
 
@@ -383,9 +409,13 @@ def _measure(path: Path, *, sync: bool) -> Part:
 
 
 def read_rows(saved: SavedTable, *, shards: Iterable[int] | None = None) -> Iterator[Rows]:
-    """All rows (or those of some shards), some MiB of text at a time. CheckpointError on a malformed line."""
+    """All rows (or those of some shards), some MiB at a time. CheckpointError on anything malformed."""
     paths = saved.paths()
     for shard in range(len(paths)) if shards is None else shards:
+        if saved.kind == "rows":
+            for raw_N in row_parts.read(paths[shard], saved.config):
+                yield Rows(**row_parts.columns(raw_N, saved.config))
+            continue
         for block in _blocks(paths[shard]):
             yield _parse(block, saved.config, paths[shard])
 
@@ -477,7 +507,7 @@ def _columns(lines: bytes, count: int, path: Path) -> tuple[npt.NDArray[np.uint6
 def reshard(saved: SavedTable, directory: Path, num_shards: int, *, name: str | None = None) -> SavedTable:
     """Copy a saved table into `directory` with another number of shards (and perhaps another name).
 
-    Values are copied as they are written. A renamed table's initial vectors would be others, so a new name is refused
+    Values are copied as they are. A renamed table's initial vectors would be others, so a new name is refused
     unless initial_range is 0. Raises CheckpointError; SaveError when not all rows got there.
     """
     name = saved.name if name is None else name
@@ -486,7 +516,7 @@ def reshard(saved: SavedTable, directory: Path, num_shards: int, *, name: str | 
             f"table {saved.name!r} cannot become {name!r} by copying: initial vectors depend on the name"
         )
     with new_directory(directory):
-        spread(saved.paths(), directory / f"{table_id(name):03d}", num_shards)
+        spread(saved, directory / f"{table_id(name):03d}", num_shards)
         copy = record(directory, name, saved.config, saved.seed, num_shards)
         if copy.num_rows != saved.num_rows:
             raise SaveError(f"{directory} got {copy.num_rows} rows of {saved.num_rows}: is the disk full?")
@@ -494,16 +524,21 @@ def reshard(saved: SavedTable, directory: Path, num_shards: int, *, name: str | 
 
 
 @contextlib.contextmanager
-def staged(saved: SavedTable, num_shards: int) -> Iterator[Path]:
-    """A directory with `num_shards` parts that servers can load: the table's own, or a resharded copy beside it."""
+def staged(saved: SavedTable, num_shards: int, kind: Kind) -> Iterator[Path]:
+    """A directory that servers whose table reads parts of this kind can load: the table's own, or a copy beside it.
+
+    Paddle's table wants as many parts as it has shards; ours takes any number.
+    """
     check_path(saved.directory)
-    if len(saved.parts) == num_shards:
+    if saved.kind == kind and (kind == "rows" or len(saved.parts) == num_shards):
         yield saved.directory
         return
     with tempfile.TemporaryDirectory(prefix=f".{saved.directory.name}-", dir=saved.directory.parent) as temporary:
-        copy = reshard(saved, type(saved.directory)(temporary) / "copy", num_shards)
-        check_path(copy.directory)
-        yield copy.directory
+        copy = type(saved.directory)(temporary) / "copy"
+        check_path(copy)
+        copy.mkdir()
+        spread(saved, copy / saved.folder.name, num_shards, kind=kind)
+        yield copy
 
 
 @contextlib.contextmanager
@@ -520,9 +555,64 @@ def new_directory(directory: Path) -> Iterator[None]:
         raise
 
 
-def spread(paths: list[Path], folder: Path, num_shards: int, *, only: range | None = None) -> None:
-    """Write every line into the part of the new `folder` that its key belongs to; parts not in `only` stay empty."""
+def spread(
+    saved: SavedTable,
+    folder: Path,
+    num_shards: int,
+    *,
+    kind: Kind | None = None,
+    only: range | None = None,
+    paths: Sequence[Path] | None = None,
+) -> None:
+    """Write every row into the part of the new `folder` that its key belongs to, as text or rows (None: as it is).
+
+    Values do not change: text holds as many digits as a float needs. Parts not in `only` stay empty, or (of rows) away.
+    paths: where the saved table's parts lie; None: where it says.
+    """
+    paths = saved.paths() if paths is None else paths
+    kind = kind or saved.kind
     folder.mkdir()
+    if kind == saved.kind == "text":
+        _spread_text(paths, folder, num_shards, only)
+    elif kind == "rows":
+        writer = row_parts.Writer(folder, saved.config, num_shards, only=only)
+        for path in paths:
+            if saved.kind == "rows":
+                for raw_N in row_parts.read(path, saved.config):
+                    writer.add(raw_N)
+            else:
+                for block in _blocks(path):
+                    writer.add(row_parts.rows_of(vars(_parse(block, saved.config, path)), saved.config))
+        writer.finish()
+    else:
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+            lines = folder.parent / temporary / "lines"
+            with lines.open("wb") as file:
+                for path in paths:
+                    for raw_N in row_parts.read(path, saved.config):
+                        write_lines(Rows(**row_parts.columns(raw_N, saved.config)), file)
+            _spread_text([lines], folder, num_shards, only)
+
+
+def write_lines(rows: Rows, file: IO[bytes]) -> None:
+    """Rows as text, with as many digits as each float needs."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    options = csv.WriteOptions(include_header=False, delimiter=" ", quoting_style="none")
+    for has_embedding in (False, True):
+        group = rows.take(rows.has_embedding_N == has_embedding)
+        if not len(group):
+            continue
+        columns = [group.keys_N, np.zeros(len(group), np.int8), group.unseen_days_N, group.delta_score_N]
+        columns += [group.shows_N, group.clicks_N, group.first_order_N, *group.first_order_state_NA.T]
+        if has_embedding:
+            columns += [*group.embedding_NK.T, *group.embedding_state_NE.T]
+        table = pa.table([pa.array(column) for column in columns], names=[str(i) for i in range(len(columns))])
+        csv.write_csv(table, file, options)
+
+
+def _spread_text(paths: Sequence[Path], folder: Path, num_shards: int, only: range | None) -> None:
     for first in range(0, num_shards, _MAX_OPEN_FILES):
         shards = range(first, min(first + _MAX_OPEN_FILES, num_shards))
         with contextlib.ExitStack() as stack:

@@ -2,7 +2,7 @@
 
 It reads one JSON line from standard input:
 
-    {"tables": {name: TableConfig}, "endpoints": ["ip:port", ...], "rank": 0, "num_trainers": 1,
+    {"tables": {name: TableConfig}, "endpoints": ["ip:port", ...], "rank": 0, "num_trainers": 1, "seed": 0,
      "gflags": ["-name=value", ...], "exit_on_stdin_eof": false}
 
 and writes JSON lines to file descriptor 3 if that is open, else to standard output: {"event": "starting"}, then
@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 
-from paddlewheel.pserver import admin, paddle_core
+from paddlewheel.pserver import admin, engine, native, paddle_core
 from paddlewheel.pserver.config import Tables
 from paddlewheel.pserver.descriptor import describe
 from paddlewheel.pserver.errors import PortInUseError, RequirementError, ServerError
@@ -67,6 +67,7 @@ def main() -> int:
         host, port_text = endpoints[rank].rsplit(":", 1)
         port = int(port_text)
         num_trainers = int(spec.get("num_trainers", 1))
+        seed = int(spec.get("seed", 0))
         gflags = [str(flag) for flag in spec.get("gflags", ())]
         exit_on_eof = bool(spec.get("exit_on_stdin_eof", False))
     except (ValueError, KeyError, IndexError, TypeError, ValidationError) as error:
@@ -77,11 +78,14 @@ def main() -> int:
     signal.signal(signal.SIGINT, _exit_before_serving)
     try:
         check()
-        description = describe(tables, len(endpoints), num_trainers=num_trainers, gflags=gflags)
+        chosen = engine.choose(tables, num_servers=len(endpoints), rank=rank, seed=seed)
+        if chosen.warning:
+            emit("log", level="warning", message=chosen.warning)
+        description = describe(tables, len(endpoints), num_trainers=num_trainers, gflags=gflags, ours=chosen.ours)
         _refuse_taken_port(host, port)
     except PortInUseError as error:
         return fail("port", error, EX_TEMPFAIL)
-    except RequirementError as error:
+    except (RequirementError, native.NativeError) as error:
         return fail("environment", error, EX_USAGE)
     except ValueError as error:
         return fail("job", error, EX_USAGE)
@@ -90,6 +94,11 @@ def main() -> int:
     hosts = [_host_text(core, endpoint, i) for i, endpoint in enumerate(endpoints)]
     server = core.DistFleetWrapper()
     server.init_server(description, hosts, rank, num_trainers, [])
+    if chosen.ours:
+        try:
+            native.check_start()
+        except native.NativeError as error:
+            return fail("environment", error, EX_USAGE)
     emit("serving", pid=os.getpid(), endpoint=endpoints[rank])
     signal.signal(signal.SIGTERM, _note_while_serving)
     signal.signal(signal.SIGINT, _note_while_serving)

@@ -5,20 +5,19 @@ Legend of shapes: N rows of one batch, K embedding floats, A accumulators of the
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paddlewheel.pserver import export, saved_tables
+from paddlewheel.pserver import export, row_parts, saved_tables
 from paddlewheel.pserver.config import Adam, TableConfig, table_id
 from paddlewheel.pserver.errors import CheckpointError
 from paddlewheel.pserver.initializer import Initializer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -45,14 +44,15 @@ def warm_start(
     if is_saved:
         saved_tables.verify(saved_tables.open_table(source))
     initializer = Initializer(name, config, seed)
-    with saved_tables.new_directory(directory), tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
-        path = Path(temporary) / "part"
-        with path.open("wb") as file:
-            for rows in _saved_rows(source, config) if is_saved else _exported_rows(source, config):
-                changed = _with_changes(rows, config, initializer)
-                _check_bounds(changed, name, config, source, slack=config.initial_range + was.initial_range)
-                _write_lines(changed, file)
-        saved_tables.spread([path], directory / f"{table_id(name):03d}", num_shards)
+    with saved_tables.new_directory(directory):
+        folder = directory / f"{table_id(name):03d}"
+        folder.mkdir()
+        writer = row_parts.Writer(folder, config, num_shards)
+        for rows in _saved_rows(source, config) if is_saved else _exported_rows(source, config):
+            changed = _with_changes(rows, config, initializer)
+            _check_bounds(changed, name, config, source, slack=config.initial_range + was.initial_range)
+            writer.add(row_parts.rows_of(vars(changed), config))
+        writer.finish()
         return saved_tables.record(directory, name, config, seed, num_shards)
 
 
@@ -127,20 +127,3 @@ def _check_bounds(rows: saved_tables.Rows, name: str, config: TableConfig, sourc
             f"{most:g} from where this table's begin, and the first push of their keys would cut them to the bounds. "
             f"Give bounds that hold them (the default is [-10, 10]), or start the table fresh"
         )
-
-
-def _write_lines(rows: saved_tables.Rows, file: IO[bytes]) -> None:
-    import pyarrow as pa
-    from pyarrow import csv
-
-    options = csv.WriteOptions(include_header=False, delimiter=" ", quoting_style="none")
-    for has_embedding in (False, True):
-        group = rows.take(rows.has_embedding_N == has_embedding)
-        if not len(group):
-            continue
-        columns = [group.keys_N, np.zeros(len(group), np.int8), group.unseen_days_N, group.delta_score_N]
-        columns += [group.shows_N, group.clicks_N, group.first_order_N, *group.first_order_state_NA.T]
-        if has_embedding:
-            columns += [*group.embedding_NK.T, *group.embedding_state_NE.T]
-        table = pa.table([pa.array(column) for column in columns], names=[str(i) for i in range(len(columns))])
-        csv.write_csv(table, file, options)

@@ -69,6 +69,7 @@ def examine() -> list[Finding]:
         _python,
         _system,
         _paddle,
+        _tables,
         _libraries,
         _processor,
         _operators,
@@ -120,6 +121,24 @@ def _paddle() -> Iterator[Finding]:
     yield Finding(
         "fail", "Paddle", message, "make the environment as the README says, or install what the message names"
     )
+
+
+def _tables() -> Iterator[Finding]:
+    code = (
+        "from paddlewheel.pserver import engine; from paddlewheel.pserver.config import TableConfig; "
+        "engine.choose({'t': TableConfig(engine='paddlewheel')}, num_servers=1, rank=0)"
+    )
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    except subprocess.TimeoutExpired:
+        yield Finding("warn", "tables", "building our own took more than 300 s", "look for an overloaded machine")
+        return
+    if done.returncode == 0:
+        yield Finding("ok", "tables", "our own engine works in Paddle's servers")
+        return
+    last = (done.stderr.strip().splitlines() or [f"loading it ended with status {done.returncode}"])[-1]
+    why = last.rpartition("needs our own engine, but: ")[2].removeprefix("paddlewheel.pserver.native.NativeError: ")
+    yield Finding("warn", "tables", "Paddle's own: more memory and time, and saves that training waits for", why)
 
 
 def _libraries() -> Iterator[Finding]:

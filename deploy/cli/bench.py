@@ -299,6 +299,11 @@ def tables(
     servers: Count = 2,
     width: Count = 16,
     rule: Literal["sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared"] = "adagrad",
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    engine: Annotated[tuple[Literal["paddlewheel", "paddle"], ...], Parameter(consume_multiple=True, negative=())] = (
+        "paddlewheel",
+        "paddle",
+    ),
     project: Rows = 10_000_000_000,
     node_memory_gib: Count = 64,
     node_cores: Count = 16,
@@ -317,6 +322,10 @@ def tables(
         Floats of an embedding, beside the first-order weight.
     rule
         The table's optimizer rule.
+    dtype
+        How servers keep embeddings; Paddle's engine knows float32 alone.
+    engine
+        Whose table: ours, Paddle's, or both, one after the other.
     project
         Keys of the projection, such as 10b.
     node_memory_gib
@@ -332,7 +341,8 @@ def tables(
             benchmark.tables,
             sizes=keys,
             num_servers=servers,
-            config=TableConfig.model_validate({"width": width, "optimizer": {"rule": rule}}),
+            config=TableConfig.model_validate({"width": width, "dtype": dtype, "optimizer": {"rule": rule}}),
+            engines=engine,
             work_directory=run.work,
             projected_keys=project,
             nodes=benchmark.Nodes(memory_bytes=node_memory_gib << 30, cores=node_cores),

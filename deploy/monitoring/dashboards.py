@@ -225,6 +225,13 @@ DASHBOARDS: tuple[Dashboard, ...] = (
                 _q("rate(paddlewheel_pserver_probe_failures_total{JOB}[$__rate_interval])", "probes, {{rank}}"),
             ),
             _chart("Uptime", _q("paddlewheel_pserver_uptime_seconds{JOB}", "server {{rank}}"), unit="s"),
+            _chart(
+                "Keys that had to go per second",
+                _q(
+                    "rate(paddlewheel_pserver_table_evicted_keys_total{JOB}[$__rate_interval])",
+                    "{{table}}, server {{rank}}",
+                ),
+            ),
         ),
     ),
     Dashboard(

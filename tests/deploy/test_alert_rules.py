@@ -138,6 +138,14 @@ CASES = [
         common={server("agent_memory_limit_bytes"): "100x60", job("elapsed_seconds"): "0+60x60"},
     ),
     Case(
+        "PaddlewheelTableFull",
+        "20m",
+        {server("pserver_table_evicted_keys_total", table="t"): "0+60x30"},
+        {server("pserver_table_evicted_keys_total", table="t"): "7x30"},
+        OF_SERVER | {"table": "t"},
+        "table t of j is full: server 0 lets 1 keys/s go",
+    ),
+    Case(
         "PaddlewheelServerErrors",
         "5m",
         {server("pserver_request_errors_total"): "0x2 4x10"},

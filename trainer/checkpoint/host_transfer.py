@@ -153,8 +153,10 @@ class RemoteDraft:
         self.address = self._store.draft(name)
         self._files: dict[str, Facts] = {}
 
-    def save(self, client: Client, *, advance_day: Collection[str] = ()) -> dict[str, SavedTable]:
-        """Have the servers save and their hosts upload; advance_day: see `Client.save`.
+    def save(
+        self, client: Client, *, advance_day: Collection[str] = (), mark: str | None = None
+    ) -> dict[str, SavedTable]:
+        """Have the servers save and their hosts upload; advance_day: see `Client.save`. mark: save the state there.
 
         Raises:
             CheckpointError, ServerError, StoreError: it is not complete, and never will be.
@@ -166,7 +168,7 @@ class RemoteDraft:
             return [{n: [Part(*p) for p in parts] for n, parts in answer["tables"].items()} for answer in answers]
 
         saved = client.save_per_host(
-            [Path(folder, self._name) for folder in self._plan.folders], collect, advance_day=advance_day
+            [Path(folder, self._name) for folder in self._plan.folders], collect, advance_day=advance_day, mark=mark
         )
         for name, table in saved.items():
             folder = f"sparse/{name}/{table_id(name):03d}"

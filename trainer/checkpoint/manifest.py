@@ -106,8 +106,15 @@ class Draft:
         """The folder, as text."""
         return str(self.path)
 
-    def save(self, client: Client, *, advance_day: Collection[str] = ()) -> dict[str, SavedTable]:
-        """Have the servers save their tables; advance_day: see `Client.save`. Raises CheckpointError or ServerError."""
+    def save(
+        self, client: Client, *, advance_day: Collection[str] = (), mark: str | None = None
+    ) -> dict[str, SavedTable]:
+        """Have the servers save their tables: as they are (advance_day: see `Client.save`), or as at a mark.
+
+        Raises CheckpointError or ServerError.
+        """
+        if mark is not None:
+            return client.save_marked(self.sparse, mark)
         return client.save(self.sparse, advance_day=advance_day)
 
     def finish(

@@ -81,6 +81,7 @@ class JobPlan(BaseModel):
             "endpoints": list(endpoints),
             "rank": rank,
             "num_trainers": self.num_trainers,
+            "seed": int(self.job.get("seed", 0)),
             "attempt": attempt,
         }
         if self._uses_store(restore):

@@ -159,6 +159,10 @@ class TrainConfig(BaseModel):
     negative_sampling: NegativeSamplingConfig | None = None
     """Train on a share of the rows without a click. None: on all rows."""
 
+    scheduled_tables: bool = False
+    """Whether the learning rates of tables follow `dense.schedule`, too. Needs tables of the engine `paddlewheel`:
+    those of Paddle have a fixed one."""
+
     embedding_l2: float = Field(default=0.0, ge=0)
     """L2 penalty on first-order weights and embeddings, per occurrence of a key in a row."""
 

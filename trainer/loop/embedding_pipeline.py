@@ -84,6 +84,7 @@ class _Push(NamedTuple):
     rows: Mapping[str, Floats]
     admitted: Mapping[str, NDArray[np.bool_]]
     gradients: Mapping[str, Floats]
+    rate: float
 
 
 class EmbeddingPipeline:
@@ -161,9 +162,11 @@ class EmbeddingPipeline:
         while not self._has_first.wait(0.2):
             self._raise_error()
 
-    def push(self, batch: Batch, rows: Mapping[str, Floats], gradients: Mapping[str, Floats]) -> None:
-        """Send the gradients of the item just taken; returns at once."""
-        self._pushes.put(_Push(self._taken - 1, batch, rows, self._admitted, gradients))
+    def push(
+        self, batch: Batch, rows: Mapping[str, Floats], gradients: Mapping[str, Floats], rate: float = 1.0
+    ) -> None:
+        """Send the gradients of the item just taken; returns at once. rate: factor of the tables' learning rates."""
+        self._pushes.put(_Push(self._taken - 1, batch, rows, self._admitted, gradients, rate))
 
     def skip(self) -> None:
         """The item just taken changes nothing."""
@@ -305,7 +308,8 @@ class EmbeddingPipeline:
                     grads_UW = grads_UW + self._l2 * shows_U[:, None] * rows[name]
                 if name in item.admitted:
                     grads_UW = _admitted_part(grads_UW, item.admitted[name], first_order=self._first_order[name])
-                self._client.push(name, keys.keys_U, grads_UW, shows_U, clicks_U)
+                rate = {} if item.rate == 1.0 else {"rate": item.rate}
+                self._client.push(name, keys.keys_U, grads_UW, shows_U, clicks_U, **rate)
                 self._traffic.pushed_bytes += grads_UW.nbytes
 
 

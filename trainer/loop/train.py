@@ -155,6 +155,7 @@ class TrainLoop:
         checkpoint_every_steps: see `CheckpointConfig.every_steps`.
         on_step: called after every step with this trainer's batch, if it had one, and whether it was skipped as bad.
         rate_factor: factor on the dense learning rate in each step; the first step is 0.
+        table_rate_factor: the same for the learning rates of the tables.
         wire: see `TrainConfig.allreduce`.
     """
 
@@ -168,11 +169,12 @@ class TrainLoop:
         signals: Signals,
         on_step: Callable[[Progress, Batch | None, bool], None],
         rate_factor: Callable[[int], float] = lambda _: 1.0,
+        table_rate_factor: Callable[[int], float] = lambda _: 1.0,
         wire: WireType = "float32",
     ) -> None:
         self._program, self._sync, self._signals, self._on_step = program, sync, signals, on_step
         self._max_bad_steps, self._every_steps = max_bad_steps, checkpoint_every_steps
-        self._rate_factor = rate_factor
+        self._rate_factor, self._table_rate_factor = rate_factor, table_rate_factor
         self._buffer = program.buffer(len(Slot), wire)
         self.progress = Progress()
         self.running = ClickMetrics(bits=14)
@@ -289,7 +291,7 @@ class TrainLoop:
             if bad or gradients is None:
                 exchange.skip()
             else:
-                exchange.push(*item, gradients.tables)
+                exchange.push(*item, gradients.tables, rate=self._table_rate_factor(progress.step - 1))
             phases.end("push")
         if bad:
             self._count_bad_step(int(agreed[Slot.ROWS]))

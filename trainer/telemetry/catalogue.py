@@ -178,6 +178,24 @@ CATALOGUE: tuple[Metric, ...] = (
         ("pserver_requests_in_flight", _G, "Requests being served now (brpc)."),
         ("pserver_connections", _G, "Open sockets of the server (brpc)."),
         ("pserver_uptime_seconds", _G, "Seconds since the server began to serve (brpc); 0 while it does not answer."),
+        (
+            "pserver_table_keys",
+            _G,
+            "Keys of a table that insists on our own engine, on this server.",
+            Label("table"),
+        ),
+        (
+            "pserver_table_memory_bytes",
+            _G,
+            "Memory of its rows and index, and of rows kept for a save that is under way.",
+            Label("table"),
+        ),
+        (
+            "pserver_table_evicted_keys_total",
+            _C,
+            "Keys that had to go because the table was full (`max_keys`, `memory_gib`).",
+            Label("table"),
+        ),
         ("pserver_probe_failures_total", _C, "Times the running server did not answer this agent's questions."),
     ),
     *_metrics(

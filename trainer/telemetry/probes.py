@@ -1,7 +1,7 @@
 """What a running worker is asked at the time of a scrape: the server's brpc page, the trainer's GPUs.
 
-Never its tables: a server that is asked for key counts during a load or a day boundary may crash. Trainer 0, which has
-these done, counts keys between them and tells the coordinator.
+Never Paddle's tables: a server that is asked for key counts during a load or a day boundary may crash. Trainer 0, which
+has these done, counts keys between them and tells the coordinator.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
-from paddlewheel.pserver.admin import brpc_metrics
+from pydantic import TypeAdapter
+
+from paddlewheel.pserver.admin import brpc_metrics, table_statistics
+from paddlewheel.pserver.config import Tables
 from paddlewheel.trainer.telemetry.series import Series
 
 _TIMEOUT_SECONDS = 1.5
@@ -26,15 +29,17 @@ class ServerProbe:
     brpc's latency `_sum` is the last seconds' mean times the count: it can shrink, is no counter, and is left out.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+    def __init__(self, host: str, port: int, tables: Collection[str] = ()) -> None:
+        """tables: those that are for sure of our own engine, which can be asked at any time."""
+        self._host, self._port, self._tables = host, port, tables
 
     @classmethod
     def of_worker(cls, spec_json: str) -> ServerProbe:
         """For the server that was started with this specification (see pserver.worker)."""
         spec = json.loads(spec_json)
         host, _, port = spec["endpoints"][spec["rank"]].rpartition(":")
-        return cls(host.strip("[]"), int(port))
+        tables = TypeAdapter(Tables).validate_python(spec["tables"])
+        return cls(host.strip("[]"), int(port), [name for name, table in tables.items() if table.is_ours_for_sure])
 
     def __call__(self, series: Series) -> None:
         """Raises ServerError (an OSError) when the server does not answer."""
@@ -50,6 +55,12 @@ class ServerProbe:
         series.set("paddlewheel_pserver_requests_in_flight", page.get(f"{prefix}_{_SERVICE}_concurrency", 0.0))
         series.set("paddlewheel_pserver_connections", page.get("rpc_socket_count", 0.0))
         series.set("paddlewheel_pserver_uptime_seconds", page.get(f"{prefix}_uptime", 0.0))
+        for table in self._tables:
+            found = table_statistics(self._host, self._port, table, timeout_seconds=_TIMEOUT_SECONDS)
+            series.set("paddlewheel_pserver_table_keys", float(found.rows), table=table)
+            memory = found.row_bytes + found.index_bytes + found.kept_bytes
+            series.set("paddlewheel_pserver_table_memory_bytes", float(memory), table=table)
+            series.follow("paddlewheel_pserver_table_evicted_keys_total", float(found.evicted), table=table)
 
 
 def gpu_probe() -> Callable[[Series], None] | None:

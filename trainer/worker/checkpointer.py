@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paddlewheel.data_pipeline.signature import InputSignature
 from paddlewheel.pserver.client import Client
-from paddlewheel.pserver.errors import PathError
+from paddlewheel.pserver.errors import PathError, ServerError
 from paddlewheel.trainer.checkpoint import manifest
 from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
 from paddlewheel.trainer.checkpoint.host_transfer import RemoteDraft, load_remote
@@ -25,7 +29,7 @@ from paddlewheel.trainer.worker.coordinator_client import CoordinatorClient
 from paddlewheel.trainer.worker.spec import Spec
 from paddlewheel.trainer.worker.table_lifecycle import TableLifecycle
 
-_COMMITTED, _STOP = 1, 2
+_COMMITTED, _STOP, _BESIDE = 1, 2, 3
 
 
 class SaveError(RuntimeError):
@@ -48,12 +52,21 @@ class Checkpointer:
         self._spec, self._client, self._program, self._sync = spec, client, program, sync
         self._life, self._coordinator, self._link = life, coordinator, link
         self.restored_step = self.saved_step = -1
+        self._beside: int | None = None  # step of the checkpoint that is being saved while training goes on
+        self._saving: threading.Thread | None = None  # on trainer 0
+        self._outcome = 0  # of that thread
+        self._error: BaseException | None = None
         self.saved: dict[str, Any] = {}
         """On trainer 0, of the newest checkpoint, saved or restored: `keys`, `checkpoint`, and of one that was saved in
         this attempt `checkpoint_seconds`."""
 
     def has(self, step: int) -> bool:
-        """Whether there is a checkpoint of this step, as far as this attempt knows."""
+        """Whether there is a checkpoint of this step, as far as this attempt knows; waits for one under way.
+
+        To be asked on all trainers.
+        """
+        if step == self._beside:
+            self.settle()
         return step in {self.saved_step, self.restored_step}
 
     def address(self, step: int) -> str | None:
@@ -126,6 +139,8 @@ class Checkpointer:
         trained: Mapping[str, Any],
         facts: Mapping[str, Any],
         advance_day: Sequence[str] = (),
+        *,
+        beside: bool = False,
     ) -> bool:
         """Save at a step that all trainers agreed on. This trainer's pushes are applied; all wait for each other.
 
@@ -133,31 +148,85 @@ class Checkpointer:
             progress: the step.
             trained: the rows since the last save, as `TrainedSpans.take` gives them.
             facts: what the manifest is to say beside the job, its tables and the rows.
+            beside: with tables of our own engine alone, all wait only until the state has been marked; the checkpoint
+                is written and committed while training goes on, and `settle` tells what became of it.
             advance_day: tables whose day ends here. Then a save that fails ends the attempt: some servers have
                 advanced their days, and only a restore can tell which.
 
         Returns:
-            True when the checkpoint is committed.
+            True when the checkpoint is committed; False also when that is yet to come.
 
         Raises:
             SaveError: it is not, and the job cannot go on.
         """
+        self.settle()
         self._link.event("phase", phase="saving")
         started = time.monotonic()
         cursor, draft = self._coordinator.cursor(progress.step, progress.epoch, trained)
         outcome = 0
         if self._spec.rank == 0:
-            outcome = self._save_and_commit(progress.step, draft, cursor, started, facts, advance_day)
+            if beside and not advance_day and self._client.can_mark():
+                outcome = self._begin_beside(progress.step, draft, cursor, started, facts)
+            else:
+                state = self._program.state
+                outcome = self._save_and_commit(progress.step, draft, cursor, started, facts, advance_day, state)
         self._sync.long_barrier()  # trainer 0 may have saved for long
         outcome = max(self._sync.all_gather(outcome))
+        if outcome == _BESIDE:
+            self._beside = progress.step
+        else:
+            self._conclude(progress.step, outcome)
+            if advance_day and outcome != _COMMITTED:
+                raise SaveError(f"the checkpoint at a day boundary (step {progress.step}) failed: see trainer 0's log")
+        self._link.event("phase", phase="training")
+        return outcome == _COMMITTED
+
+    def settle(self) -> bool:
+        """Wait until a checkpoint that is being saved beside training has been committed, or has failed.
+
+        To be called on all trainers. Returns True when there was one and it is committed. Raises SaveError as `save`.
+        """
+        if self._beside is None:
+            return False
+        step, self._beside = self._beside, None
+        if self._saving is not None:
+            self._saving.join()
+            self._saving = None
+            if self._error is not None:
+                raise self._error
+        self._sync.long_barrier()
+        outcome = max(self._sync.all_gather(self._outcome if self._spec.rank == 0 else 0))
+        self._conclude(step, outcome)
+        return outcome == _COMMITTED
+
+    def _conclude(self, step: int, outcome: int) -> None:
         if outcome == _STOP:
             raise SaveError("a checkpoint failed, and the coordinator ended the job: see trainer 0's log")
         if outcome == _COMMITTED:
-            self.saved_step = progress.step
-        elif advance_day:
-            raise SaveError(f"the checkpoint at a day boundary (step {progress.step}) failed: see trainer 0's log")
-        self._link.event("phase", phase="training")
-        return outcome == _COMMITTED
+            self.saved_step = step
+
+    def _begin_beside(
+        self, step: int, name: str, cursor: dict[str, Any], started: float, facts: Mapping[str, Any]
+    ) -> int:
+        """Trainer 0's part until training may go on: the state of tables and dense part is held on to."""
+        try:
+            mark = self._client.mark()
+        except ServerError as error:  # told to the coordinator as any save that fails
+            return self._commit(step, started, {}, error=f"{type(error).__name__}: {error}")
+        state = {name: np.array(value) for name, value in self._program.state().items()}
+        facts = copy.deepcopy(dict(facts))
+
+        self._outcome, self._error = 0, None
+
+        def save() -> None:
+            try:
+                self._outcome = self._save_and_commit(step, name, cursor, started, facts, (), lambda: state, mark)
+            except BaseException as error:  # noqa: BLE001  raised again where training settles it
+                self._error = error
+
+        self._saving = threading.Thread(target=save, name="checkpoint")
+        self._saving.start()
+        return _BESIDE
 
     def _save_and_commit(
         self,
@@ -167,17 +236,19 @@ class Checkpointer:
         started: float,
         facts: Mapping[str, Any],
         advance_day: Sequence[str],
+        state: Callable[[], Mapping[str, Any]],
+        mark: str | None = None,
     ) -> int:
         """Trainer 0's part: _COMMITTED, _STOP, or 0 when it failed and training goes on."""
         job = self._spec.job
         keys: dict[str, int] = {}
         try:
             draft = self._draft(name, step)
-            tables = draft.save(self._client, advance_day=advance_day)
+            tables = draft.save(self._client, advance_day=advance_day, mark=mark)
             self._life.on_saved(tables, readable=not is_remote(draft.address))
             keys = {table: saved.num_rows for table, saved in tables.items()}
             draft.finish(
-                dense=self._program.state(),
+                dense=state(),
                 cursor=cursor,
                 facts={
                     "job": job.name,
@@ -189,9 +260,10 @@ class Checkpointer:
             )
         except (OSError, ValueError, RuntimeError) as error:
             kind = "job" if isinstance(error, PathError) else "runtime"
-            fields: dict[str, Any] = {"error": f"{type(error).__name__}: {error}", "kind": kind}
-        else:
-            fields = {"draft": draft.address, "seconds": time.monotonic() - started}
+            return self._commit(step, started, keys, error=f"{type(error).__name__}: {error}", kind=kind)
+        return self._commit(step, started, keys, draft=draft.address, seconds=time.monotonic() - started)
+
+    def _commit(self, step: int, started: float, keys: dict[str, int], **fields: Any) -> int:
         reply = self._coordinator.commit(step, **fields)
         if reply["committed"]:
             self.saved = {

@@ -104,7 +104,8 @@ class Trainer:
             checkpoint_every_steps=job.checkpoint.every_steps,
             signals=signals,
             on_step=self._on_step,
-            rate_factor=lambda step: rate_factor(job.train.dense.schedule, step, self._total_steps),
+            rate_factor=self._rate_factor,
+            table_rate_factor=self._rate_factor if job.train.scheduled_tables else lambda _: 1.0,
             wire=job.train.allreduce,
         )
         self._life = TableLifecycle(used, spec.days, self._client, self._sync, link, self._growth)
@@ -116,6 +117,8 @@ class Trainer:
         self._warm_start: dict[str, Any] | None = None
         self._first_predictions: dict[str, Any] | None = None  # on trainer 0: see `first_biases`
         self._ended_epoch: int | None = None  # at the restored checkpoint
+        if job.train.scheduled_tables and spec.mode == "train":
+            self._check_tables_can_be_scheduled()
         started = time.monotonic()
         if spec.restore is not None:
             self._restore(spec.restore)
@@ -319,6 +322,7 @@ class Trainer:
             "phase_seconds": self._loop.phases.seconds,
             "passes": passes,  # of this machine's monotonic clock, reading, pulls and pushes included
         }
+        self._saver.settle()
         if not self._saver.has(progress.step):
             self._checkpoint()
         return result | self._saver.saved
@@ -388,7 +392,7 @@ class Trainer:
                 exchange,
                 rows_left=data.num_rows - sum(done.values()),
                 synchronous=synchronous,
-                on_checkpoint=self._checkpoint,
+                on_checkpoint=lambda: self._checkpoint(beside=True),
                 evaluation_due=lambda step: due(job.train.evaluation, step),
                 on_evaluation=self._is_to_go_on,
                 boundary_due=self._boundary_due,
@@ -396,6 +400,8 @@ class Trainer:
             )
             self._data_counters.update(loader.counters)
             self._loader = None
+        if not finished:
+            self._saver.settle()
         return finished
 
     def _begin_day(self, epoch: int, data: Dataset, *, is_new: bool) -> None:
@@ -454,6 +460,17 @@ class Trainer:
         """What training reads: not the columns that only evaluation reports by."""
         return self._spec.job.data.model_copy(update={"report_by": ()})
 
+    def _rate_factor(self, step: int) -> float:
+        return rate_factor(self._spec.job.train.dense.schedule, step, self._total_steps)
+
+    def _check_tables_can_be_scheduled(self) -> None:
+        fixed = [name for name in self._spec.job.data.tables if not self._client.is_ours(name)]
+        if fixed:
+            raise ValueError(
+                f"train.scheduled_tables is true, but the servers hold table {fixed[0]!r} in Paddle's engine, whose "
+                f"learning rate is fixed: set tables.{fixed[0]}.engine to paddlewheel to learn why, or leave it out"
+            )
+
     @property
     def _total_steps(self) -> int:
         """Steps of the whole job, about; the same number on every trainer."""
@@ -503,7 +520,7 @@ class Trainer:
         done = taken - self._taken_before
         return (self._epochs.num_rows - taken) * seconds / done if done > 0 else None
 
-    def _checkpoint(self, advance_day: Sequence[str] = ()) -> bool:
+    def _checkpoint(self, advance_day: Sequence[str] = (), *, beside: bool = False) -> bool:
         """See `Checkpointer.save`."""
         facts = {
             "inputs_seen": self._inputs.model_dump(mode="json"),
@@ -514,7 +531,7 @@ class Trainer:
             "lifecycle": self._life.state(),
             "evaluation": self._judge.state(),
         }
-        return self._saver.save(self._loop.progress, self._log.take(), facts, advance_day)
+        return self._saver.save(self._loop.progress, self._log.take(), facts, advance_day, beside=beside)
 
     def _is_to_go_on(self) -> bool:
         """See `Evaluator.judge`."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -109,16 +111,52 @@ def tables(
     sizes: Sequence[int],
     num_servers: int,
     config: TableConfig,
+    engines: Sequence[Literal["paddlewheel", "paddle"]],
     work_directory: Path | None,
     projected_keys: int,
     nodes: Nodes,
     seed: int,
     say: Say,
 ) -> Report:
-    """Everything at every size (keys, rising); takes about 60 bytes of disk and `bytes/key` of memory a key."""
+    """Everything at every size (keys, rising), with each engine; needs `bytes/key` of memory and disk a key."""
     environment, date = machine.describe(), now()
     rising = sorted(set(sizes))
-    measuring = _Measuring(say)
+    report = Report(
+        "tables", date, environment, _config(rising, num_servers, config, seed, projected_keys, engines), []
+    )
+    report.notes = [
+        (
+            f"{num_servers} servers, one client. bytes/key of insert and load is what the servers' resident memory "
+            "grew by, of save what is on disk. p99.9 and worst are of single calls, as the client sees them."
+        ),
+        (
+            "Inserts count the keys that were new at this size. Pulls and pushes: "
+            f"{_NUM_CALLS} calls of {_KEYS_PER_CALL:,} keys each."
+        ),
+    ]
+    for engine in engines:
+        of_engine = config.model_copy(update={"engine": engine})
+        cases = _measure(rising, num_servers, of_engine, work_directory, seed, _Measuring(say, engine))
+        payload = saved_tables.saved_row_bytes(config) if engine == "paddlewheel" else saved_tables.row_bytes(config)
+        report.cases += cases
+        report.notes += [
+            (
+                f"{engine}: a key's row is {payload} bytes (the key and every float beside it). Times that after "
+                f"inserting: {_ratios(cases, 'insert', payload)}; after loading: {_ratios(cases, 'load', payload)}."
+            ),
+            *project(cases, projected_keys, nodes, sizing.bytes_per_key(of_engine)),
+        ]
+    return report
+
+
+def _measure(
+    rising: Sequence[int],
+    num_servers: int,
+    config: TableConfig,
+    work_directory: Path | None,
+    seed: int,
+    measuring: _Measuring,
+) -> list[Case]:
     with tempfile.TemporaryDirectory(prefix="paddlewheel-tables-", dir=work_directory) as name:
         folder = Path(name)
         with (
@@ -135,41 +173,42 @@ def tables(
                 saved = _save(measuring, client, servers, folder / f"size-{size}", size)
                 with measuring("verify", size, size, servers):
                     saved_tables.verify(saved)
+                if client.can_mark():
+                    _save_beside(measuring, client, servers, folder / f"beside-{size}", size, seed, config)
         for size in rising:
             _load(measuring, folder / f"size-{size}", size, num_servers, config, seed, folder)
             shutil.rmtree(folder / f"size-{size}")
-    cases = sorted(measuring.cases, key=lambda case: _ORDER.index(case.params["system"]))
-    report = Report("tables", date, environment, _config(rising, num_servers, config, seed, projected_keys), cases)
-    payload = saved_tables.row_bytes(config)
-    report.notes = [
-        (
-            f"{num_servers} servers, one client. A key's row is {payload} bytes (the key and every float beside it); "
-            "bytes/key of insert and load is what the servers' resident memory grew by, of save what is on "
-            "disk."
-        ),
-        (
-            f"Times payload after inserting: {_ratios(cases, 'insert', payload)}; after loading: "
-            f"{_ratios(cases, 'load', payload)}."
-        ),
-        (
-            "Inserts count the keys that were new at this size. Pulls and pushes: "
-            f"{_NUM_CALLS} calls of {_KEYS_PER_CALL:,} keys each."
-        ),
-        *project(cases, projected_keys, nodes, sizing.bytes_per_key(config)),
-    ]
-    return report
+    return sorted(measuring.cases, key=lambda case: _ORDER.index(case.params["system"]))
 
 
-_ORDER = ("insert", "pull", "push", "count", "save", "verify", "load", "day boundary")
+_ORDER = (
+    "insert",
+    "pull",
+    "push",
+    "count",
+    "save",
+    "verify",
+    "mark",
+    "save beside pushes",
+    "push beside a save",
+    "load",
+    "day boundary",
+)
 
 
 def _config(
-    sizes: Sequence[int], num_servers: int, config: TableConfig, seed: int, projected_keys: int
+    sizes: Sequence[int],
+    num_servers: int,
+    config: TableConfig,
+    seed: int,
+    projected_keys: int,
+    engines: Sequence[str],
 ) -> dict[str, Any]:
     table = config.model_dump(mode="json")
     return {
         "keys": list(sizes),
         "servers": num_servers,
+        "engines": list(engines),
         "seed": seed,
         "projected_keys": projected_keys,
         "table": table,
@@ -186,6 +225,7 @@ class _Measuring:
     """Times a piece of work on this process's clock, with the CPU seconds of the servers and of this process."""
 
     say: Say
+    engine: str
     cases: list[Case] = field(default_factory=list)
 
     @contextmanager
@@ -198,8 +238,8 @@ class _Measuring:
         facts["client_CPU_s/M"] = (time.process_time() - own) / num_keys * 1e6
         facts["seconds"] = seconds
         case = Case(
-            f"{system}, {size:,} keys",
-            {"system": system, "keys": size},
+            f"{self.engine}: {system}, {size:,} keys",
+            {"system": system, "keys": size, "engine": self.engine},
             "keys/s",
             [num_keys / seconds],
             {name: [value] for name, value in facts.items()},
@@ -210,6 +250,17 @@ class _Measuring:
     def add(self, name: str, value: float) -> None:
         """One more figure of the piece of work before."""
         self.cases[-1].facts[name] = [value]
+
+    def add_calls(self, seconds: Sequence[float]) -> None:
+        """How long the single calls of the piece of work before took."""
+        self.add("p99.9_ms", float(np.quantile(seconds, 0.999)) * 1e3)
+        self.add("worst_ms", max(seconds) * 1e3)
+
+
+def _timed(calls: list[float], call: Callable[[], object]) -> None:
+    started = time.perf_counter()
+    call()
+    calls.append(time.perf_counter() - started)
 
 
 def _grow(
@@ -223,12 +274,16 @@ def _grow(
 ) -> None:
     gradients_UW = np.full((_KEYS_PER_INSERT, config.pull_width), 0.1, np.float32)
     ones_U = np.ones(_KEYS_PER_INSERT, np.float32)
+    calls: list[float] = []
     with measuring("insert", size, size - reached, servers):
         for start in range(reached + 1, size + 1, _KEYS_PER_INSERT):
             keys_U = _keys(start, min(start + _KEYS_PER_INSERT, size + 1))
             n = len(keys_U)
+            started = time.perf_counter()
             client.push(_TABLE, keys_U, gradients_UW[:n], ones_U[:n], 0 * ones_U[:n])
+            calls.append(time.perf_counter() - started)
     measuring.add("bytes/key", (_resident(servers) - empty_bytes) / size)
+    measuring.add_calls(calls)
 
 
 def _use(
@@ -241,12 +296,15 @@ def _use(
         start = int(rng.integers(1, size - count + 2))
         asked.append(rng.permutation(_keys(start, start + count)))
     gradients_UW, ones_U = np.full((count, config.pull_width), 0.01, np.float32), np.ones(count, np.float32)
-    with measuring("pull", size, count * _NUM_CALLS, servers):
-        for keys_U in asked:
-            client.pull(_TABLE, keys_U)
-    with measuring("push", size, count * _NUM_CALLS, servers):
-        for keys_U in asked:
-            client.push(_TABLE, keys_U, gradients_UW, ones_U, ones_U)
+    for system, call in (
+        ("pull", lambda keys_U: client.pull(_TABLE, keys_U)),
+        ("push", lambda keys_U: client.push(_TABLE, keys_U, gradients_UW, ones_U, ones_U)),
+    ):
+        calls: list[float] = []
+        with measuring(system, size, count * _NUM_CALLS, servers):
+            for keys_U in asked:
+                _timed(calls, partial(call, keys_U))
+        measuring.add_calls(calls)
     with measuring("count", size, size, servers):
         found = sum(client.num_keys()[_TABLE])
     assert found == size, (found, size)
@@ -259,6 +317,50 @@ def _save(
         saved = client.save(directory)[_TABLE]
     measuring.add("bytes/key", saved.num_bytes / size)
     return saved
+
+
+def _save_beside(
+    measuring: _Measuring,
+    client: Client,
+    servers: LocalServers,
+    directory: Path,
+    size: int,
+    seed: int,
+    config: TableConfig,
+) -> None:
+    """A save of one moment while pushes go on: what it costs them, and the pause that it needs."""
+    rng = np.random.default_rng(seed)
+    count = min(_KEYS_PER_CALL, size)
+    gradients_UW, ones_U = np.full((count, config.pull_width), 0.01, np.float32), np.ones(count, np.float32)
+    done = threading.Event()
+    calls: list[float] = []
+
+    def push() -> None:
+        while not done.is_set():
+            start = int(rng.integers(1, size - count + 2))
+            keys_U = _keys(start, start + count)
+            _timed(calls, partial(client.push, _TABLE, keys_U, gradients_UW, ones_U, ones_U))
+
+    pusher = threading.Thread(target=push)
+    pusher.start()
+    try:
+        with measuring("mark", size, size, servers):
+            mark = client.mark()
+        with measuring("save beside pushes", size, size, servers):
+            client.save_marked(directory, mark)
+    finally:
+        done.set()
+        pusher.join()
+    measuring.cases.append(
+        Case(
+            f"{measuring.engine}: push beside a save, {size:,} keys",
+            {"system": "push beside a save", "keys": size, "engine": measuring.engine},
+            "keys/s",
+            [count * len(calls) / sum(calls)],
+        )
+    )
+    measuring.add_calls(calls)
+    shutil.rmtree(directory)
 
 
 def _load(

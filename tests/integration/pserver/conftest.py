@@ -28,10 +28,19 @@ TABLES = {
 }
 
 
-@pytest.fixture(scope="session", params=[1, 2], ids=["1-server", "2-servers"])
+def of_engine(tables, engine):
+    return {name: config.model_copy(update={"engine": engine}) for name, config in tables.items()}
+
+
+@pytest.fixture(
+    scope="session",
+    params=[(1, "paddlewheel"), (2, "paddlewheel"), (2, "paddle")],
+    ids=["1-server", "2-servers", "2-servers-of-paddle"],
+)
 def cluster(request, tmp_path_factory):
     """Servers that hold TABLES; tests share them, so each draws keys of its own."""
-    with local_servers(TABLES, request.param, tmp_path_factory.mktemp("servers")) as servers:
+    num_servers, engine = request.param
+    with local_servers(of_engine(TABLES, engine), num_servers, tmp_path_factory.mktemp("servers")) as servers:
         yield servers
 
 

@@ -13,21 +13,44 @@ from paddlewheel.pserver.errors import CheckpointError, LoadError
 from paddlewheel.pserver.export import export_table
 from paddlewheel.pserver.local import local_servers
 from paddlewheel.pserver.lookup import Lookup
-from tests.integration.pserver.conftest import RULES, TABLES
+from tests.integration.pserver.conftest import RULES, TABLES, of_engine
 
 pytestmark = pytest.mark.processes
 SEED = 5
 
 
+@pytest.fixture(scope="module", params=["paddlewheel", "paddle"])
+def engine(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def tables(engine):
+    return of_engine(TABLES, engine)
+
+
+@pytest.fixture(scope="module")
+def same(engine):
+    """Compares what was restored: our engine loses nothing, Paddle's keeps six significant digits."""
+
+    def compare(restored, values, **tolerance):
+        if engine == "paddlewheel":
+            np.testing.assert_array_equal(restored.view(np.uint32), values.view(np.uint32))
+        else:
+            np.testing.assert_allclose(restored, values, **{"rtol": 5e-6, "atol": 5e-8, **tolerance})
+
+    return compare
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, engine, tables):
     """Tables trained on 2 servers and saved: (directory, keys, effective values per table)."""
     directory = tmp_path_factory.mktemp("saved") / "step-1"
     rng = np.random.default_rng(3)
     keys = np.unique(rng.integers(1, 1 << 64, 3000, dtype=np.uint64))
     with (
-        local_servers(TABLES, 2, tmp_path_factory.mktemp("logs")) as servers,
-        Client(TABLES, servers.endpoints, seed=SEED) as client,
+        local_servers(tables, 2, tmp_path_factory.mktemp("logs")) as servers,
+        Client(tables, servers.endpoints, seed=SEED) as client,
     ):
         for name, config in TABLES.items():
             for _ in range(3):
@@ -37,8 +60,8 @@ def saved(tmp_path_factory):
                 client.push(
                     name, some, grads, shows, np.minimum(shows, rng.integers(0, 2, len(some))).astype(np.float32)
                 )
-        tables = client.save(directory)
-        assert {n: t.num_rows for n, t in tables.items()} == {n: sum(c) for n, c in client.num_keys().items()}
+        made = client.save(directory)
+        assert {n: t.num_rows for n, t in made.items()} == {n: sum(c) for n, c in client.num_keys().items()}
         values = {name: client.pull_with_counts(name, keys) for name in TABLES}
         with pytest.raises(CheckpointError, match="exists"):
             client.save(directory)  # never into another save
@@ -46,41 +69,56 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.parametrize("num_servers", [1, 3])
-def test_other_numbers_of_servers_give_the_same_vectors(saved, tmp_path, num_servers):
+def test_other_numbers_of_servers_give_the_same_vectors(saved, tables, same, tmp_path, num_servers):
     directory, keys, values = saved
     with (
-        local_servers(TABLES, num_servers, tmp_path) as servers,
-        Client(TABLES, servers.endpoints, seed=SEED) as client,
+        local_servers(tables, num_servers, tmp_path) as servers,
+        Client(tables, servers.endpoints, seed=SEED) as client,
     ):
         client.load(directory)
         for name in TABLES:
             loaded = client.pull_with_counts(name, keys)
-            # what six significant digits lose
-            np.testing.assert_allclose(loaded.values_UW, values[name].values_UW, rtol=5e-6, atol=5e-8)
+            same(loaded.values_UW, values[name].values_UW)
             np.testing.assert_array_equal(loaded.shows_U, values[name].shows_U)
             np.testing.assert_array_equal(loaded.admitted_U, values[name].admitted_U)
-        # what is loaded saves again to the same lines
+        # what is loaded saves again to the same rows
         again = client.save(tmp_path / "again")
     for name, table in again.items():
-        assert lines(table) == lines(saved_tables.open_table(directory / name))
+        assert content(table) == content(saved_tables.open_table(directory / name))
 
 
-def test_another_number_of_shards(saved, tmp_path):
+def test_either_engine_goes_on_from_the_other_ones_checkpoint(saved, engine, tmp_path):
     directory, keys, values = saved
-    some = {n: TABLES[n].model_copy(update={"shards": 9}) for n in ("adagrad", "admitted-by-shows")}
+    other = "paddle" if engine == "paddlewheel" else "paddlewheel"
+    tables = of_engine({name: TABLES[name] for name in (*RULES, "admitted-by-shows")}, other)
+    with local_servers(tables, 3, tmp_path) as servers, Client(tables, servers.endpoints, seed=SEED) as client:
+        client.load(directory)
+        for name in tables:
+            loaded = client.pull_with_counts(name, keys)
+            np.testing.assert_array_equal(loaded.admitted_U, values[name].admitted_U)
+            if engine == "paddlewheel":  # text can hold all digits: those that we write do
+                np.testing.assert_array_equal(loaded.values_UW, values[name].values_UW)
+            else:
+                np.testing.assert_allclose(loaded.values_UW, values[name].values_UW, rtol=5e-6, atol=5e-8)
+    assert not [p for p in directory.iterdir() if p.name.startswith(".")]  # the converted copies are gone
+
+
+def test_another_number_of_shards(saved, tables, same, tmp_path):
+    directory, keys, values = saved
+    some = {n: tables[n].model_copy(update={"shards": 9}) for n in ("adagrad", "admitted-by-shows")}
     with local_servers(some, 3, tmp_path) as servers, Client(some, servers.endpoints, seed=SEED) as client:
         client.load(directory)
         for name in some:
-            np.testing.assert_allclose(client.pull(name, keys), values[name].values_UW, rtol=5e-6, atol=5e-8)
+            same(client.pull(name, keys), values[name].values_UW)
         counts = client.num_keys()["adagrad"]
     assert min(counts) > 0.7 * max(counts)
     assert not [p for p in directory.iterdir() if p.name.startswith(".")]  # the resharded copies are gone
 
 
-def test_training_goes_on_where_it_stopped(saved, tmp_path):
+def test_training_goes_on_where_it_stopped(saved, tables, same, tmp_path):
     """Accumulators and moments are restored too: the next steps are the same as without a stop."""
     directory, keys, _ = saved
-    some = {rule: TABLES[rule] for rule in RULES}
+    some = {rule: tables[rule] for rule in RULES}
     ones = np.ones(len(keys), np.float32)
 
     def step(client):
@@ -97,7 +135,7 @@ def test_training_goes_on_where_it_stopped(saved, tmp_path):
         client.load(tmp_path / "mid")
         step(client)
         for rule in some:
-            np.testing.assert_allclose(client.pull(rule, keys), undisturbed[rule], rtol=1e-5, atol=5e-7)
+            same(client.pull(rule, keys), undisturbed[rule], rtol=1e-5, atol=5e-7)
 
 
 def test_rows_read_without_paddle_are_what_the_servers_hold(saved):
@@ -217,8 +255,11 @@ def test_paths_that_a_shell_would_misread_are_refused(tmp_path):
                 client.save(tmp_path / name)
 
 
-def lines(table):
-    return sorted(line for path in table.paths() for line in path.read_text().splitlines())
+def content(table):
+    """All rows, by key: what floats were written, to the last bit."""
+    rows = saved_tables.Rows.concatenate(list(saved_tables.read_rows(table)))
+    rows = rows.take(np.argsort(rows.keys_N))
+    return {name: np.ascontiguousarray(column).tobytes() for name, column in vars(rows).items()}
 
 
 def test_description_is_readable(saved):

@@ -88,7 +88,7 @@ def test_nothing_is_asked_while_servers_rebuild_their_tables(monkeypatch, alone,
 
     monkeypatch.setattr(client, "_ask_everyone", rebuild)
     monkeypatch.setattr(client, "_check_loaded", lambda *_: None)
-    monkeypatch.setattr("paddlewheel.pserver.client.checkpoint.check_fits", lambda *_: None)
+    monkeypatch.setattr("paddlewheel.pserver.client.saved_tables.check_fits", lambda *_: None)
     rebuilding = threading.Thread(target=calls[alone])
     rebuilding.start()
     assert begun.wait(10)
@@ -143,8 +143,8 @@ def test_the_whole_path_is_looked_at_the_tables_name_too(tmp_path, monkeypatch):
         looked.append(path)
         raise PathError(str(path))
 
-    monkeypatch.setattr("paddlewheel.pserver.client.checkpoint.check_path", look)
-    monkeypatch.setattr("paddlewheel.pserver.client.checkpoint.check_fits", lambda *_: None)
+    monkeypatch.setattr("paddlewheel.pserver.client.saved_tables.check_path", look)
+    monkeypatch.setattr("paddlewheel.pserver.client.saved_tables.check_fits", lambda *_: None)
     client = Client({"t": TableConfig()}, ["127.0.0.1:1"])
     calls = (
         lambda: client.save(tmp_path),

@@ -54,8 +54,9 @@ def test_another_name_seed_range_rule_and_number_of_shards(saved, tmp_path, rule
     made = warm_start(source, tmp_path / "new", name="new", config=target, seed=9, num_shards=5)
     assert saved_tables.open_table(tmp_path / "new") == made
     assert (made.name, made.seed, len(made.parts), made.num_rows) == ("new", 9, 5, saved.num_rows)
-    for shard, path in enumerate(made.paths()):
-        assert all(int(line.split()[0]) % 5 == shard for line in path.read_text().splitlines())
+    for shard in range(5):
+        keys = [rows.keys_N for rows in saved_tables.read_rows(made, shards=[shard])]
+        assert all((each % np.uint64(5) == shard).all() for each in keys)
     before, after = effective(saved), effective(made)
     assert before.keys() == after.keys()
     for key, (values, *counts, state) in before.items():

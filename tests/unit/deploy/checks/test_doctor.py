@@ -85,6 +85,15 @@ def test_a_wrong_paddle_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch
     assert (finding.level, finding.found) == ("fail", "paddlepaddle 3.0.0 is installed; ...")
 
 
+def test_the_engine_of_tables_is_told_or_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "NativeError: tables.t.engine is 'paddlewheel', which needs our own engine, but: no C++ compiler was found."
+    _answers(monkeypatch, 1, error=words)
+    finding = only(doctor._tables())
+    assert (finding.level, finding.remedy) == ("warn", "no C++ compiler was found.")
+    _answers(monkeypatch, 0)
+    assert only(doctor._tables()).level == "ok"
+
+
 def test_a_paddle_that_ends_the_process_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     _answers(monkeypatch, -4)
     assert "ended with status -4" in only(doctor._paddle()).found

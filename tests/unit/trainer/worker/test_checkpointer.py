@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from paddlewheel.pserver.errors import PathError
+from paddlewheel.pserver.errors import PathError, ServerError
 from paddlewheel.trainer.checkpoint import manifest
 from paddlewheel.trainer.checkpoint.manifest import CheckpointError
 from paddlewheel.trainer.job.config import JobConfig
@@ -29,6 +30,20 @@ class Servers:
 
     def __init__(self):
         self.error, self.advanced, self.loaded = None, [], []
+        self.marks, self.may_write = True, threading.Event()
+
+    def can_mark(self):
+        return self.marks
+
+    def mark(self):
+        if self.error is not None:
+            raise self.error
+        return "m"
+
+    def save_marked(self, folder, mark):
+        assert mark == "m"
+        assert self.may_write.wait(20)
+        return self.save(folder)
 
     def save(self, folder, *, advance_day=()):
         self.advanced.append(list(advance_day))
@@ -100,8 +115,8 @@ class Trainer:
         self.saver = Checkpointer(spec, self.servers, self.program, self.others, life, self.coordinator, link)
         self.folder = Path(run, "checkpoints")
 
-    def save(self, advance_day=()):
-        return self.saver.save(Progress(step=7, epoch=1), TRAINED, FACTS, advance_day)
+    def save(self, advance_day=(), **how):
+        return self.saver.save(Progress(step=7, epoch=1), TRAINED, FACTS, advance_day, **how)
 
     @property
     def phases(self):
@@ -233,3 +248,90 @@ def test_a_restored_checkpoint_is_one_that_there_is(tmp_path: Path, rank: int) -
     one.saver.restore(path)
     assert one.saver.has(7)
     assert one.saver.saved == ({"keys": {"default": 3}, "checkpoint": path} if rank == 0 else {})
+
+
+def test_a_save_beside_training_holds_the_state_of_its_moment(tmp_path: Path) -> None:
+    one = Trainer(tmp_path)
+    assert not one.save(beside=True)  # training goes on; nothing is committed
+    assert (one.phases, one.coordinator.commits, one.saver.saved_step) == (["saving", "training"], [], -1)
+    one.program.value = 2.0
+    one.servers.may_write.set()
+    assert one.saver.settle()
+    assert not one.saver.settle()  # there is no other
+    assert one.saver.saved_step == 7
+    assert manifest.read(one.folder / "step-7").dense()["w"].tolist() == [1, 1]
+    assert [name for name, _ in one.events].count("checkpoint") == 1
+
+
+def test_whoever_asks_for_the_checkpoint_under_way_waits_for_it(tmp_path: Path) -> None:
+    one = Trainer(tmp_path)
+    one.save(beside=True)
+    assert not one.saver.has(6)
+    one.servers.may_write.set()
+    assert one.saver.has(7)
+
+
+def test_a_next_save_waits_for_the_one_beside_training(tmp_path: Path) -> None:
+    one = Trainer(tmp_path)
+    one.save(beside=True)
+    one.servers.may_write.set()
+    assert one.saver.save(Progress(step=8, epoch=1), TRAINED, FACTS)
+    assert [f"step-{step}" in fields["draft"] for step, fields in zip((7, 8), one.coordinator.commits, strict=True)]
+    assert one.saver.saved_step == 8
+
+
+@pytest.mark.parametrize("at", ["mark", "write"])
+def test_a_save_beside_training_that_fails_is_told_and_training_goes_on(tmp_path: Path, at: str) -> None:
+    one = Trainer(tmp_path)
+    one.servers.may_write.set()
+    error = ServerError("the disk is full")
+    if at == "mark":
+        one.servers.error = error
+        assert not one.save(beside=True)
+    else:
+        one.servers.may_write.clear()
+        one.save(beside=True)
+        one.servers.error = error
+        one.servers.may_write.set()
+    assert not one.saver.settle()
+    assert one.saver.saved_step == -1
+    assert [fields.get("error") for fields in one.coordinator.commits] == ["ServerError: the disk is full"]
+    one.servers.error = None
+    assert one.save()
+
+
+def test_what_the_writing_thread_did_not_expect_is_raised_when_the_save_settles(tmp_path: Path) -> None:
+    one = Trainer(tmp_path)
+    one.save(beside=True)
+    one.servers.error = KeyError("never thought of")
+    one.servers.may_write.set()
+    with pytest.raises(KeyError, match="never thought of"):
+        one.saver.settle()
+
+
+def test_a_coordinator_that_ends_the_job_is_heard_when_the_save_settles(tmp_path: Path) -> None:
+    one = Trainer(tmp_path)
+    one.coordinator.refusal = {"stop": True}
+    one.save(beside=True)
+    one.servers.may_write.set()
+    with pytest.raises(SaveError):
+        one.saver.settle()
+
+
+def test_tables_of_paddle_are_saved_while_training_waits(tmp_path: Path) -> None:
+    one = Trainer(tmp_path)
+    one.servers.marks = False
+    assert one.save(beside=True)
+    assert one.saver.saved_step == 7
+
+
+def test_a_day_boundary_waits_for_its_checkpoint(tmp_path: Path) -> None:
+    assert Trainer(tmp_path).save(advance_day=["default"], beside=True)
+
+
+def test_the_other_trainers_learn_that_it_is_saved_beside(tmp_path: Path) -> None:
+    other = Trainer(tmp_path, rank=1, told=3)
+    assert not other.save(beside=True)
+    other.others.told = COMMITTED
+    assert other.saver.settle()
+    assert other.saver.has(7)

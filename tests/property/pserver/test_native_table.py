@@ -1,0 +1,191 @@
+"""Our table against one made of Python dictionaries and NumPy scalars: any sequence of everything it can do."""
+
+import copy
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from paddlewheel.pserver import engine, native, row_parts
+from paddlewheel.pserver.config import TableConfig, TableLifecycle
+
+POOL = (np.arange(1, 61, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
+WIDTH = 3
+f4 = np.float32
+
+try:
+    native.build()
+except native.NativeError as error:  # Paddle's own table does the work there
+    pytest.skip(str(error), allow_module_level=True)
+
+
+class Row:
+    """What a table knows of one key."""
+
+    def __init__(self, config):
+        self.config = config
+        self.shows = self.clicks = self.first = self.first_state = self.state = f4(0)
+        self.embedding = np.zeros(WIDTH, f4)
+        self.has, self.unseen = False, 0
+
+    def score(self):
+        clicked, unclicked = f4(self.config.clicked_weight), f4(self.config.unclicked_weight)
+        return (self.shows - self.clicks) * unclicked + self.clicks * clicked
+
+    def push(self, shows, clicks, gradients, rate):
+        self.shows, self.clicks, self.unseen = self.shows + shows, self.clicks + clicks, 0
+        lr = (
+            f4(self.config.optimizer.learning_rate) if rate == 1 else f4(self.config.optimizer.learning_rate) * f4(rate)
+        )
+        (self.first,), self.first_state = self.step([self.first], self.first_state, gradients[:1], lr)
+        if self.has:
+            self.embedding, self.state = self.step(self.embedding, self.state, gradients[1:], lr)
+        elif self.score() >= f4(self.config.admission or 0):
+            self.has = True
+
+    def step(self, weights, state, gradients, lr):
+        """AdaGrad as README.md says, in the precisions of Paddle's."""
+        optimizer = self.config.optimizer
+        a0 = f4(optimizer.initial_accumulator)
+        ratio, low, high = np.float64(np.sqrt(a0 / (a0 + state))), *map(f4, optimizer.weight_bounds)
+        new = [
+            np.clip(f4(w - ratio * (np.float64(lr) * np.float64(g))), low, high)
+            for w, g in zip(weights, gradients, strict=True)
+        ]
+        total = np.float64(0)
+        for g in gradients:
+            total += np.float64(g) * np.float64(g)
+        return np.array(new, f4), f4(state + total / len(gradients))
+
+    def pulled(self):
+        return np.array([self.shows, self.clicks, self.first, *self.embedding], f4)
+
+
+class Tables(RuleBasedStateMachine):
+    """The real one, its model, and marks with the model as it was then."""
+
+    @initialize(
+        admission=st.sampled_from([None, 2]),
+        decay=st.sampled_from([1.0, 0.75]),
+        shards=st.sampled_from([1, 3]),
+        seed=st.integers(0, 1 << 30),
+    )
+    def begin(self, admission, decay, shards, seed):
+        lifecycle = TableLifecycle(show_click_decay=decay, delete_below_score=0.5, delete_after_unseen_days=2)
+        self.config = TableConfig(width=WIDTH, admission=admission, lifecycle=lifecycle, shards=shards)
+        self.folder = Path(tempfile.mkdtemp(prefix="paddlewheel-tables-"))
+        self.rng = np.random.default_rng(seed)
+        self.table, self.rows = self.fresh(shards), {}
+        self.marks, self.saves, self.waiting = 0, {}, None
+
+    def fresh(self, shards):
+        config = self.config.model_copy(update={"shards": shards})
+        return native.MemoryTable({**engine.options("t", config), "log_removed": True, "threads": 2})
+
+    def teardown(self):
+        if hasattr(self, "table"):
+            self.table.close()
+            shutil.rmtree(self.folder)
+
+    @rule(count=st.integers(1, 40), rate=st.sampled_from([1.0, 0.3]))
+    def push(self, count, rate):
+        keys = self.rng.choice(POOL, count, replace=False)
+        values = self.rng.normal(size=(count, 4 + WIDTH)).astype(f4)
+        values[:, 0] = 0
+        values[:, 1] = self.rng.integers(1, 3, count)
+        values[:, 2] = np.minimum(values[:, 1], self.rng.integers(0, 2, count))
+        self.table.push(keys, values, rate)
+        for key, row in zip(keys.tolist(), values, strict=True):
+            self.rows.setdefault(key, Row(self.config)).push(row[1], row[2], row[3:], rate)
+
+    @rule()
+    def end_day(self):
+        self.table.end_day()
+        decay = f4(self.config.lifecycle.show_click_decay)
+        for key, row in list(self.rows.items()):
+            row.shows, row.clicks = row.shows * decay, row.clicks * decay
+            if row.score() < 0.5 or row.unseen > 2:
+                del self.rows[key]
+
+    @rule(advance_day=st.booleans())
+    def mark(self, advance_day):
+        self.marks += 1
+        self.waiting = (f"m{self.marks}", copy.deepcopy(self.rows))
+        self.table.mark(self.waiting[0], advance_day=advance_day)
+        if advance_day:
+            for row in self.rows.values():
+                row.unseen += 1
+
+    @precondition(lambda self: self.waiting is not None)
+    @rule(how=st.sampled_from(["whole", "changes", "drop"]), shards=st.sampled_from([1, 3, 4]))
+    def save(self, how, shards):
+        """What was saved is what was there at the mark, whatever has happened since."""
+        (name, rows), self.waiting = self.waiting, None
+        if how == "drop":
+            self.table.drop(name)
+            return
+        bases = [base for base, (_, kind) in self.saves.items() if kind != "gone"]
+        since = bases[-1] if how == "changes" and bases else ""
+        folder = self.folder / name
+        folder.mkdir()
+        self.table.save(name, folder, since)
+        if not since:
+            self.saves = {}
+        self.saves[name] = (since, "whole" if not since else "changes")
+        loaded = self.fresh(shards)
+        try:
+            chain = [name]
+            while self.saves[chain[-1]][0]:
+                chain.append(self.saves[chain[-1]][0])
+            for link in reversed(chain):
+                loaded.load(self.folder / link)
+            self.check(loaded, rows)
+        finally:
+            loaded.close()
+
+    @rule()
+    def go_on_from_a_restored_table(self):
+        if self.waiting is None and any(not since for since, _ in self.saves.values()):
+            rows = self.table.get_rows(POOL)
+            other = self.fresh(int(self.rng.integers(1, 5)))
+            other.set_rows(rows[(rows[:, :8].view(np.uint64) != 0)[:, 0]])
+            self.table.close()
+            self.table, self.saves = other, {}
+
+    @rule()
+    def pull(self):
+        keys = self.rng.permutation(POOL)
+        found = self.table.pull(keys)
+        for key, row in zip(keys.tolist(), found, strict=True):
+            expected = self.rows[key].pulled() if key in self.rows else np.zeros(3 + WIDTH, f4)
+            np.testing.assert_array_equal(row + f4(0), expected + f4(0))
+
+    @invariant()
+    def as_many_rows(self):
+        if hasattr(self, "table"):
+            assert self.table.statistics().rows == len(self.rows)
+
+    def check(self, table, rows):
+        raw = table.get_rows(POOL).reshape(-1).view(row_parts.row_type(self.config))
+        for key, found in zip(POOL.tolist(), raw, strict=True):
+            if key not in rows:
+                assert found["key"] == 0
+                continue
+            row = rows[key]
+            assert found["key"] == key
+            assert (found["meta"] >> 30 & 1, found["meta"] & 4095) == (row.has, row.unseen)
+            np.testing.assert_array_equal(
+                [found["shows"], found["clicks"], found["first"], *found["first_state"], *found["embedding_state"]],
+                [row.shows, row.clicks, row.first, row.first_state, row.state],
+            )
+            np.testing.assert_array_equal(found["embedding"] + f4(0), row.embedding + f4(0))
+        assert table.statistics().rows == len(rows)
+
+
+Tables.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestTables = Tables.TestCase
