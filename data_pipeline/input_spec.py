@@ -1,7 +1,8 @@
 """How raw columns become keys and numbers, spelled out for readers that have neither this package nor the job.
 
-Everything that a job leaves to defaults, key spaces and fitted numbers is resolved here. trainer/serving/EXPORT.md describes
-the steps. Keys and seeds are hexadecimal texts ("0x9e37..."), because not every JSON reader keeps 64-bit integers.
+Everything that a job leaves to defaults, key spaces and fitted numbers is resolved here. trainer/serving/EXPORT.md
+describes the steps. Keys and seeds are hexadecimal texts ("0x9e37..."), because not every JSON reader keeps 64-bit
+integers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""python -m pserver.worker: the process that holds a server's shards of the tables.
+"""python -m paddlewheel.pserver.server_process: the process that holds a server's shards of the tables.
 
 It reads one JSON line from standard input:
 

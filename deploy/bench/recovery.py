@@ -44,7 +44,7 @@ class Cost:
         again_seconds: from the kill until a step was trained that had not been trained in this attempt before.
         load_seconds: of it, what trainer 0 took to restore: it reads and verifies the checkpoint, the servers load it.
         rows_replayed: trained again, because they came after the checkpoint.
-        checkpoint_timeout_seconds: of the checkpoint: servers write, trainer 0 reads back and verifies; training waits.
+        save_seconds: of the checkpoint: servers write, trainer 0 reads back and verifies; training waits.
         commit_seconds: until it has its name.
         num_bytes: of the checkpoint.
     """
@@ -55,14 +55,14 @@ class Cost:
     again_seconds: float
     load_seconds: float
     rows_replayed: int
-    checkpoint_timeout_seconds: float
+    save_seconds: float
     commit_seconds: float
     num_bytes: int
     seconds: float
 
     @property
     def save_megabytes_per_second(self) -> float:
-        return self.num_bytes / 1e6 / max(1e-9, self.checkpoint_timeout_seconds + self.commit_seconds)
+        return self.num_bytes / 1e6 / max(1e-9, self.save_seconds + self.commit_seconds)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Projection:
     num_servers: int
     num_keys: int
     num_bytes: int
-    checkpoint_timeout_seconds: float
+    save_seconds: float
     load_seconds: float
 
 
@@ -126,7 +126,7 @@ def project(cost: Cost) -> list[Projection]:
             servers,
             _PROJECTED_KEYS,
             round(cost.num_bytes * scale),
-            (cost.checkpoint_timeout_seconds + cost.commit_seconds) * scale * cost.num_servers / servers,
+            (cost.save_seconds + cost.commit_seconds) * scale * cost.num_servers / servers,
             cost.load_seconds * scale * cost.num_servers / servers,
         )
         for servers in _PROJECTED_SERVERS
@@ -150,7 +150,8 @@ def table(costs: Sequence[Cost]) -> Iterator[str]:
     yield "|---:|---:|---:|---:|---:|---:|---:|---:|"
     for c in costs:
         back = f"{c.detect_seconds:.2f} | {c.again_seconds:.1f} | {c.load_seconds:.1f} | {c.rows_replayed:,}"
-        saved = f"{c.checkpoint_timeout_seconds + c.commit_seconds:.2f} | {c.num_bytes / 1e6:,.1f} | {c.save_megabytes_per_second:,.1f}"
+        seconds = c.save_seconds + c.commit_seconds
+        saved = f"{seconds:.2f} | {c.num_bytes / 1e6:,.1f} | {c.save_megabytes_per_second:,.1f}"
         yield f"| {c.num_keys:,} | {back} | {saved} |"
     yield ""
     most = max(costs, key=lambda c: c.num_keys)
@@ -162,8 +163,8 @@ def table(costs: Sequence[Cost]) -> Iterator[str]:
     yield "| keys | servers | GB | checkpoint s | load s |"
     yield "|---:|---:|---:|---:|---:|"
     for p in project(most):
-        size = f"{p.num_bytes / 1e9:,.0f}"
-        yield f"| {p.num_keys:,} | {p.num_servers} | {size} | {p.checkpoint_timeout_seconds:,.0f} | {p.load_seconds:,.0f} |"
+        size, seconds = f"{p.num_bytes / 1e9:,.0f}", f"{p.save_seconds:,.0f} | {p.load_seconds:,.0f}"
+        yield f"| {p.num_keys:,} | {p.num_servers} | {size} | {seconds} |"
 
 
 def plot(costs: Sequence[Cost], path: Path) -> bool:
@@ -180,7 +181,7 @@ def plot(costs: Sequence[Cost], path: Path) -> bool:
     for label, values in {
         "until the loss is known": [cost.detect_seconds for cost in costs],
         "until it trains again": [cost.again_seconds for cost in costs],
-        "checkpoint": [cost.checkpoint_timeout_seconds + cost.commit_seconds for cost in costs],
+        "checkpoint": [cost.save_seconds + cost.commit_seconds for cost in costs],
     }.items():
         axes.plot(keys, values, marker="o", label=label)
     axes.set(xscale="log", xlabel="keys in the tables", ylabel="seconds", title="Loss of a server")
@@ -241,7 +242,7 @@ def _cost(job: JobConfig, saboteur: _Saboteur, num_servers: int, seconds: float)
         again_seconds=saboteur.again_at - saboteur.hit_at,
         load_seconds=again["load_seconds"],
         rows_replayed=first.rows_replayed or 0,
-        checkpoint_timeout_seconds=committed["checkpoint_timeout_seconds"],
+        save_seconds=committed["save_seconds"],
         commit_seconds=committed["commit_seconds"],
         num_bytes=committed["bytes"],
         seconds=seconds,

@@ -1,4 +1,5 @@
-"""Whether a job's dense part can be built, told before anything starts: `python -m trainer.model_check`.
+"""Whether a job's dense part can be built, told before anything starts: `python -m
+paddlewheel.deploy.checks.model_check`.
 
 A process of its own builds the programs as a trainer would (same interpreter, same working directory, so the same
 module is found for a user's own model) and holds no parameters. The command that asks keeps its memory small, goes on

@@ -31,7 +31,7 @@ class Sizing:
         shared_memory_bytes: /dev/shm of each trainer.
         checkpoint_bytes: on disk, one checkpoint.
         storage_bytes: for the checkpoints that are kept, the one being written, and logs.
-        checkpoint_timeout_seconds: about how long a checkpoint takes.
+        save_seconds: about how long a checkpoint takes.
     """
 
     keys: Mapping[str, int]
@@ -40,7 +40,7 @@ class Sizing:
     shared_memory_bytes: int
     checkpoint_bytes: int
     storage_bytes: int
-    checkpoint_timeout_seconds: float
+    save_seconds: float
 
 
 def size(job: JobConfig, keys: Mapping[str, int] | None = None) -> Sizing:
@@ -69,7 +69,7 @@ def size(job: JobConfig, keys: Mapping[str, int] | None = None) -> Sizing:
         shared_memory_bytes=256 << 20,
         checkpoint_bytes=math.ceil(checkpoint),
         storage_bytes=_rounded(checkpoint * (job.checkpoint.keep + 2) + (5 << 30), 1 << 30),
-        checkpoint_timeout_seconds=sum(numbers.values()) / servers / _SAVED_KEYS_PER_SECOND,
+        save_seconds=sum(numbers.values()) / servers / _SAVED_KEYS_PER_SECOND,
     )
 
 

@@ -1,4 +1,4 @@
-"""``python -m deploy.cli`` is the same as ``paddlewheel``."""
+"""``python -m paddlewheel.deploy.cli`` is the same as ``paddlewheel``."""
 
 from paddlewheel.deploy.cli import main
 

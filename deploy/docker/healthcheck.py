@@ -1,4 +1,5 @@
-"""python -m deploy.docker.healthcheck: asks this container's gRPC health service. Exit code 0: it serves, 1: not.
+"""python -m paddlewheel.deploy.docker.healthcheck: asks this container's gRPC health service. Exit code 0: it serves,
+1: not.
 
 The address is PADDLEWHEEL_HEALTH (servers and trainers) or the coordinator's usual port. TLS and token as for the role.
 """

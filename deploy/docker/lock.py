@@ -1,4 +1,5 @@
-"""python -m deploy.docker.lock cpu|gpu: writes requirements-<extra>.txt, every package pinned with its hash.
+"""python -m paddlewheel.deploy.docker.lock cpu|gpu: writes requirements-<extra>.txt, every package pinned with its
+hash.
 
 Run it with the image's Python (3.11, x86-64) when the dependencies in pyproject.toml change or should become newer.
 Nothing is installed; pip only says what it would install.
@@ -30,7 +31,7 @@ _CUDA = (
     "nvidia-nccl-cu11==2.21.5",
     "nvidia-ml-py>=12",
 )
-_HEADER = "# Written by `python -m deploy.docker.lock {extra}` for Python 3.11 on x86-64.\n"
+_HEADER = "# Written by `python -m paddlewheel.deploy.docker.lock {extra}` for Python 3.11 on x86-64.\n"
 
 
 def lock(extra: str, root: Path) -> str:

@@ -1,1 +1,3 @@
-"""Prometheus rules, the metrics page and Grafana dashboards. `python -m deploy.monitoring` writes what is generated."""
+"""Prometheus rules, the metrics page and Grafana dashboards. `python -m paddlewheel.deploy.monitoring` writes what is
+generated.
+"""

@@ -23,13 +23,13 @@ def generated() -> dict[Path, str]:
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.monitoring", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m paddlewheel.deploy.monitoring", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is not current")
     check = parser.parse_args().check
     stale = [path for path, text in generated().items() if not path.is_file() or path.read_text("utf-8") != text]
     for path in stale:
         if check:
-            sys.stderr.write(f"{path} is not current: run python -m deploy.monitoring\n")
+            sys.stderr.write(f"{path} is not current: run python -m paddlewheel.deploy.monitoring\n")
         else:
             path.parent.mkdir(exist_ok=True)
             path.write_text(generated()[path], encoding="utf-8")

@@ -1,6 +1,6 @@
 """The dashboards without Grafana: one HTML page of charts, drawn from a Prometheus server by the same queries.
 
-python -m deploy.monitoring.preview --prometheus http://127.0.0.1:9090 --job NAME [--minutes 15] PAGE.html
+python -m paddlewheel.deploy.monitoring.preview --prometheus http://127.0.0.1:9090 --job NAME [--minutes 15] PAGE.html
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _in_unit(value: float, unit: str) -> str:
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.monitoring.preview", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m paddlewheel.deploy.monitoring.preview", description=__doc__)
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090", help="address of the server")
     parser.add_argument("--job", required=True, help="job_name")
     parser.add_argument("--minutes", type=float, default=15.0, help="how far back")

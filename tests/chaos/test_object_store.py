@@ -122,7 +122,7 @@ def test_hosts_that_share_nothing(start_job: StartJob, undisturbed_auc: float, l
     hosts = {
         "coordinator": "127.0.0.1",
         "connect": [str(connect)],
-        "command": f"{sys.executable} -m deploy.cli",
+        "command": f"{sys.executable} -m paddlewheel.deploy.cli",
         "hosts": [{"name": f"n{i}", "address": "127.0.0.1", "servers": 1, "trainers": 1, "threads": 1} for i in (1, 2)],
     }
     (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(hosts))

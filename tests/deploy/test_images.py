@@ -122,9 +122,9 @@ def test_pins_satisfy_what_the_project_asks_for(extra: str) -> None:
     for text in [*project["dependencies"], *project["optional-dependencies"][extra]]:
         wanted = Requirement(text)
         name = re.sub(r"[-_.]+", "-", wanted.name).lower()
-        assert name in pinned, f"{text}: run python -m deploy.docker.lock {extra}"
+        assert name in pinned, f"{text}: run python -m paddlewheel.deploy.docker.lock {extra}"
         assert wanted.specifier.contains(pinned[name], prereleases=True), (
-            f"{text}: run python -m deploy.docker.lock {extra}"
+            f"{text}: run python -m paddlewheel.deploy.docker.lock {extra}"
         )
     assert ("paddlepaddle" in pinned) == (extra == "cpu")
     assert ("paddlepaddle-gpu" in pinned) == (extra == "gpu")

@@ -18,7 +18,7 @@ from paddlewheel.trainer.telemetry.catalogue import BY_NAME, JOB_PHASES, Kind
 
 @pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
 def test_generated_files_are_current(path: Path) -> None:
-    assert path.read_text("utf-8") == generated()[path], "run python -m deploy.monitoring"
+    assert path.read_text("utf-8") == generated()[path], "run python -m paddlewheel.deploy.monitoring"
 
 
 def test_the_catalogue_knows_the_phases_of_a_job() -> None:

@@ -63,7 +63,7 @@ class Cluster:
         hosts = {
             "coordinator": HEAD,
             "connect": [str(connect), "{name}"],
-            "command": f"{sys.executable} -m deploy.cli",
+            "command": f"{sys.executable} -m paddlewheel.deploy.cli",
             "hosts": [
                 {"name": name, "address": name, "servers": 1, "trainers": 1, "first_port": 7100, "threads": 1}
                 for name in NODES

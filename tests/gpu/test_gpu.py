@@ -34,7 +34,7 @@ def device():
 
 @pytest.fixture(autouse=True)
 def _on_this_gpu(device, monkeypatch):
-    monkeypatch.setattr("tests.unit.test_gpu.EmulatedDevice", lambda: device)
+    monkeypatch.setattr("tests.unit.trainer.kernels.gpu.test_gpu_kernels.EmulatedDevice", lambda: device)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -112,7 +112,9 @@ def test_bfloat16_products_cost_no_accuracy(criteo: Path, criteo_float32: tuple[
 
 
 def test_movielens_din_reaches_its_yardstick(shared_data: Path, tmp_path: Path) -> None:
-    """The latest tenth of the ratings; what single seeds and plain PyTorch reach is in deploy/bench/parity/README.md."""
+    """The latest tenth of the ratings; what single seeds and plain PyTorch reach is in
+    deploy/bench/parity/README.md.
+    """
     raw = shared_data / "movielens-100k"
     _paddlewheel("data", "prepare", "movielens", str(raw), "data/movielens", cwd=tmp_path)
     report = _train("movielens-din.yaml", [f"run_dir={tmp_path / 'run'}"], tmp_path)

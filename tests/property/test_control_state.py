@@ -35,7 +35,9 @@ SIZES = {0: 3, 1: 1, 2: 2, 3: 2}
 
 @dataclass
 class Worker:
-    """What a simulated agent's worker does: starting, ready, then gone. A trainer trains epochs and saves after each."""
+    """What a simulated agent's worker does: starting, ready, then gone. A trainer trains epochs and saves after
+    each.
+    """
 
     attempt: int
     epoch: int = 0

@@ -1,6 +1,7 @@
 """The light half of a server or trainer: joins the coordinator, starts the Paddle worker, watches it, answers for it.
 
-python -m trainer.agent --role pserver|trainer [--rank N] --coordinator HOST:PORT [--host ADDRESS] [--port N]
+python -m paddlewheel.trainer.agent.agent --role pserver|trainer [--rank N] --coordinator HOST:PORT [--host ADDRESS]
+[--port N]
 
 It never imports Paddle, whose calls hold the GIL for minutes: heartbeats, health checks and signals must go on. The
 worker's standard input carries its specification, commands and replies; its events come back on a pipe of their own
@@ -497,7 +498,7 @@ async def attend(options: AgentOptions, security: Security) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the agent process."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.agent", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m paddlewheel.trainer.agent.agent", description=__doc__)
     parser.add_argument("--role", choices=sorted(_ROLES), required=True)
     parser.add_argument("--rank", type=int, help="default: the lowest free one")
     parser.add_argument("--coordinator", required=True, help="HOST:PORT")

@@ -1,4 +1,4 @@
-"""python -m trainer.coordinator: see service.py."""
+"""python -m paddlewheel.trainer.coordinator: see service.py."""
 
 import sys
 

@@ -283,7 +283,9 @@ class CloseSession:
 
 @dataclass(frozen=True)
 class Commit:
-    """Verify and rename the draft in the checkpoint folder; then say `CommitFinished`. seconds: what the save has taken."""
+    """Verify and rename the draft in the checkpoint folder; then say `CommitFinished`. seconds: what the save has
+    taken.
+    """
 
     cursor: Cursor
     seconds: float

@@ -215,9 +215,7 @@ def build_report(content: Content, newest: Newest | None = None) -> Report:
         current_epoch=current,
         attempts=_stories(records),
         num_failed_checkpoints=sum(record["what"] == "failed" for record in records),
-        checkpoint_seconds=sum(
-            r.get("checkpoint_timeout_seconds", 0.0) + r.get("commit_seconds", 0.0) for r in committed
-        ),
+        checkpoint_seconds=sum(r.get("save_seconds", 0.0) + r.get("commit_seconds", 0.0) for r in committed),
         outcome={key: over.get(key, "") for key in ("exit_code", "cause", "failed_role")} if over else None,
         days=_days(records, current, line[-1]["rows"] if line else 0),
         day_names={r["epoch"]: r["day"] for r in records if r["what"] == "epoch" and "day" in r},

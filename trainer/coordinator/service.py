@@ -234,7 +234,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                     "draft": cursor.draft,
                     "path": str(path),
                     "bytes": num_bytes,
-                    "checkpoint_timeout_seconds": commit.seconds,
+                    "save_seconds": commit.seconds,
                     "commit_seconds": time.monotonic() - started,
                 }
             )
@@ -590,7 +590,7 @@ async def _serve(
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the coordinator process."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.coordinator", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m paddlewheel.trainer.coordinator", description=__doc__)
     parser.add_argument("--plan", required=True, help="JSON file with a JobPlan; - reads it from standard input")
     parser.add_argument("--listen", default="127.0.0.1:0", help="address of the gRPC port")
     parser.add_argument("--announce", type=int, help="descriptor to write the port to")

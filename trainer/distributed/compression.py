@@ -1,13 +1,14 @@
 """Gradients summed over trainers with 16 bits a number on the wire, and error feedback.
 
-What rounding leaves over is residual: it is added to the next gradient, so that in the long run nothing is lost (Seide et
-al., 2014; Karimireddy et al., 2019). A sum goes in two rounds, each over all connections at once:
+What rounding leaves over is the residual: it is added to the next gradient, so that in the long run nothing is lost
+(Seide et al., 2014; Karimireddy et al., 2019). A sum goes in two rounds, each over all connections at once:
 
     trainer r cuts gradient + residual into T chunks, rounds chunk t, sends it to trainer t; owes what rounding left
     trainer t adds what came, in float32, to its own unrounded chunk; rounds the sum, sends it to all; owes that too
 
 Everyone takes the rounded sums, the owner of a chunk too: all have the same bits. So every trainer owes one float32
-for every number, and a sum differs from the sum of what trainers gave by what all owe after it less what they residual.
+for every number, and a sum differs from the sum of what trainers gave by what all owe after it less what all owed
+before.
 What follows the gradient (loss, weight, counts, flags) travels with the second round in float32 and is added by rank.
 
 A trainer sends 4 (T - 1) / T bytes for every number: half of a float32 ring, and no scheme with 16 bits needs fewer.

@@ -6,7 +6,8 @@ in a process of its own, because trainer 0, which starts it, holds the GIL withi
 
 A request, in the machine's byte order: command (int32), length of the key (uint64), key; then with ADD an int64, with
 SET a length (uint64) and the value. WAIT is answered when the key is there. Only the standard library is needed here,
-and nothing of this package, so that the process starts within moments: `python -I -S key_value_store.py HOST PORT READY_FD`.
+and nothing of this package, so that the process starts within moments: `python -I -S key_value_store.py HOST PORT
+READY_FD`.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ class AcrossError(ValueError):
 
 
 def did_you_mean(given: str, known: Iterable[str], prefix: str = "") -> str:
+    """The end of a message about an unknown name: the nearest known one, if there is one."""
     near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.5)
     return f"; did you mean {prefix}{near[0]}?" if near else "."
 
@@ -209,6 +210,7 @@ def _message(place: _Place, item: Any) -> str:
 
 
 def clipped(value: Any) -> str:
+    """A value as a message shows it: at most 80 characters."""
     text = (
         f"a number of {value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > 256 else repr(value)
     )

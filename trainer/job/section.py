@@ -6,4 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
+    """Frozen; unknown keys are refused; the docstring of a field is its description in the schema."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

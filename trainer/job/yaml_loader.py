@@ -136,6 +136,7 @@ def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_source(source: str) -> dict[str, Any]:
+    """A job file as plain data. Raises ConfigError when there is none, or when it is no mapping."""
     try:
         text = _read_text(Path(source))
     except FileNotFoundError:

@@ -35,7 +35,7 @@ class ServerProbe:
 
     @classmethod
     def of_worker(cls, spec_json: str) -> ServerProbe:
-        """For the server that was started with this specification (see pserver.worker)."""
+        """For the server that was started with this specification (see `pserver.server_process`)."""
         spec = json.loads(spec_json)
         host, _, port = spec["endpoints"][spec["rank"]].rpartition(":")
         tables = TypeAdapter(Tables).validate_python(spec["tables"])

@@ -1,4 +1,6 @@
-"""The trainer's Paddle process: `python -m trainer.worker`, started by its agent, which speaks JSON lines with it."""
+"""The trainer's Paddle process: `python -m paddlewheel.trainer.worker`, started by its agent, which speaks JSON lines
+with it.
+"""
 
 from __future__ import annotations
 

@@ -148,8 +148,8 @@ class TableLifecycle:
     def figures(self) -> dict[str, Any]:
         """For a progress event: tables as they were last counted, growth as of now.
 
-        By table: `keys` of each server, `bytes` of their rows, `new` as `NewKeyCounter` counts them, `evicted` since the
-        start, `admitted` (keys with an embedding) and `shard_skew` (largest shard against the mean) as last saved.
+        By table: `keys` of each server, `bytes` of their rows, `new` as `NewKeyCounter` counts them, `evicted` since
+        the start, `admitted` (keys with an embedding) and `shard_skew` (largest shard against the mean) as last saved.
         """
         now = time.monotonic()
         if self._sync.rank == 0 and now >= self._next_count_at:

@@ -1,4 +1,6 @@
-"""One job in one process, without servers: `python -m trainer.parity.single JOB.json` prints the result as JSON."""
+"""One job in one process, without servers: `python -m paddlewheel.deploy.bench.parity.single JOB.json` prints the
+result as JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dense part on a GPU, alone: `python -m trainer.benchmark.gpu SPEC RESULT`; see `runs.gpu_towers`.
+"""The dense part on a GPU, alone: `python -m paddlewheel.deploy.bench.speed.gpu SPEC RESULT`; see `runs.gpu_towers`.
 
 Inputs are one batch of the workload's rows, kept; towers as DeepFM, DLRM and DCN-v2 have them. Two rates are told:
 of the replayed graphs with inputs on the GPU, and of the trainer's own calls, with one copy to the GPU and one back

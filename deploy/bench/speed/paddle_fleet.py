@@ -1,6 +1,7 @@
 """Paddle's own path, as its documentation shows it: fleet's asynchronous parameter server fed by QueueDataset.
 
-`python -m trainer.benchmark.paddle_fleet SPEC RESULT` runs one role; fleet learns which from the environment, as it
+`python -m paddlewheel.deploy.bench.speed.paddle_fleet SPEC RESULT` runs one role; fleet learns which from the
+environment, as it
 does in production. The spec is JSON: {"work": ..., "text": [files], "batch_rows", "threads", "passes", "directory"}. A
 trainer writes {"passes": [{"rows", "started", "ended"}]} to RESULT; times are time.monotonic().
 

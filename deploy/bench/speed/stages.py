@@ -1,4 +1,5 @@
-"""Parts of our system that run alone: `python -m trainer.benchmark.stages NAME SPEC RESULT`; see `systems.stage`.
+"""Parts of our system that run alone: `python -m paddlewheel.deploy.bench.speed.stages NAME SPEC RESULT`; see
+`systems.stage`.
 
 Each is the code that a trainer runs, without the other parts, in a process of its own: so none warms up for another.
 

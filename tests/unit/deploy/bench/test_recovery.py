@@ -18,7 +18,7 @@ COST = recovery.Cost(
     again_seconds=9.0,
     load_seconds=3.0,
     rows_replayed=5_000,
-    checkpoint_timeout_seconds=3.5,
+    save_seconds=3.5,
     commit_seconds=0.5,
     num_bytes=200_000_000,
     seconds=60.0,
@@ -28,7 +28,7 @@ COST = recovery.Cost(
 def test_a_billion_keys_are_projected_by_server() -> None:
     eight = recovery.project(COST)[0]
     assert (eight.num_servers, eight.num_bytes) == (8, 200_000_000_000)
-    assert eight.checkpoint_timeout_seconds == pytest.approx(1000 * 4 * 2 / 8)
+    assert eight.save_seconds == pytest.approx(1000 * 4 * 2 / 8)
     assert eight.load_seconds == pytest.approx(1000 * 3 * 2 / 8)
     assert COST.save_megabytes_per_second == pytest.approx(50)
 

@@ -129,7 +129,7 @@ def test_a_lost_peer_is_75(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 @pytest.mark.needs("bash")
 def test_output_into_a_closed_pipe_is_no_error() -> None:
     done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {sys.executable} -m deploy.cli job schema | head -n 1"],
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m paddlewheel.deploy.cli job schema | head -n 1"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -138,7 +138,7 @@ def test_output_into_a_closed_pipe_is_no_error() -> None:
 
 
 def _bash(line: str) -> subprocess.CompletedProcess[str]:
-    line = f'set -o pipefail; paddlewheel() {{ {sys.executable} -m deploy.cli "$@"; }}; {line}'
+    line = f'set -o pipefail; paddlewheel() {{ {sys.executable} -m paddlewheel.deploy.cli "$@"; }}; {line}'
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
 
 

@@ -67,7 +67,7 @@ class Case:
             "name": "j",
             "run_dir": str(self.folder / "run"),
             "data": data,
-            "tables": {"default": {"width": 4}, "buckets": {"width": 2}},
+            "tables": {"default": {"width": 4}, "buckets": {"width": 4}},
             "model": {"kind": "deepfm", "tower": [4]},
             **more,
         }
@@ -84,6 +84,8 @@ class Case:
             "step": 9,
             "rows": ROWS,
             "position": {"epoch": 1, "done": []},
+            "attempt": 1,
+            "draft": ".step-9-x",
             "job": resume.identity(job.model_dump(mode="json")),
         }
         draft.finish(dense={"w": np.ones(2, np.float32)}, cursor=cursor, facts=facts)

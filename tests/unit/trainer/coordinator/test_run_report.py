@@ -31,7 +31,7 @@ def commit(time: float, attempt: int, body: dict[str, Any]) -> list[dict[str, An
             "step": body["step"],
             "draft": body["draft"],
             "path": f"/c/step-{body['step']}",
-            "checkpoint_timeout_seconds": 0.5,
+            "save_seconds": 0.5,
             "commit_seconds": 0.1,
         },
     ]

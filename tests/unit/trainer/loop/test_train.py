@@ -52,7 +52,7 @@ class Sync(ProcessGroup):
         super().__init__(0, 1, "", interface=None)
         self.log = log
 
-    def rendezvous(self) -> None:
+    def long_barrier(self) -> None:
         self.log.append("rendezvous")
 
     def barrier(self) -> None:
