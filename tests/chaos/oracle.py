@@ -1,11 +1,12 @@
 """What the final model must have seen, counted without any of paddlewheel's code: not its reader, not its ledger.
 
-Shows and clicks of every key in the newest checkpoint's text, against counts made from the Parquet files with keys as
+Shows and clicks of every key in the newest checkpoint, against counts made from the Parquet files with keys as
 trainer/serving/EXPORT.md says. A row that was lost, repeated or pushed twice changes them, whatever the journal tells.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -45,14 +46,26 @@ def _keys(row: Mapping[str, Any], features: list[dict[str, Any]]) -> Iterator[in
 
 
 def counted(checkpoint: Path) -> Counts:
-    """Of all tables of a checkpoint: key, slot, unseen days, score, shows, clicks, and what is of no interest here."""
+    """Of all tables of a checkpoint."""
     found: Counts = {}
     for part in sorted((checkpoint / "sparse").glob("*/*/part-*")):
-        for line in part.read_text().splitlines():
-            number, _, _, _, shows, clicks, *_ = line.split()
-            assert int(number) not in found, f"key {number} twice"
-            found[int(number)] = (float(shows), float(clicks))
+        for number, shows, clicks in _rows(part.read_bytes()):
+            assert number not in found, f"key {number} twice"
+            found[number] = (shows, clicks)
     return found
+
+
+def _rows(part: bytes) -> Iterator[tuple[int, float, float]]:
+    """Key, shows and clicks, and not what is of no interest here, of a part of either engine."""
+    if part.startswith(b"PWHLRWS1"):  # a header of 80 bytes, then rows of one size that begin with these three
+        (row_bytes,), (num_rows,) = struct.unpack_from("<I", part, 12), struct.unpack_from("<Q", part, 40)
+        assert len(part) == 80 + num_rows * row_bytes
+        for start in range(80, len(part), row_bytes):
+            yield struct.unpack_from("<Qff", part, start)
+        return
+    for line in part.decode().splitlines():  # key, slot, unseen days, score, shows, clicks, ...
+        number, _, _, _, shows, clicks, *_ = line.split()
+        yield int(number), float(shows), float(clicks)
 
 
 def check(checkpoint: Path, raw: Mapping[str, Any]) -> int:
