@@ -163,8 +163,8 @@ def table(costs: Sequence[Cost]) -> Iterator[str]:
     yield "| keys | servers | GB | checkpoint s | load s |"
     yield "|---:|---:|---:|---:|---:|"
     for p in project(most):
-        size, seconds = f"{p.num_bytes / 1e9:,.0f}", f"{p.save_seconds:,.0f} | {p.load_seconds:,.0f}"
-        yield f"| {p.num_keys:,} | {p.num_servers} | {size} | {seconds} |"
+        size, times = f"{p.num_bytes / 1e9:,.0f}", f"{p.save_seconds:,.0f} | {p.load_seconds:,.0f}"
+        yield f"| {p.num_keys:,} | {p.num_servers} | {size} | {times} |"
 
 
 def plot(costs: Sequence[Cost], path: Path) -> bool:

@@ -142,10 +142,10 @@ def test_an_interrupt_within_an_evaluation_saves_what_is_trained(tmp_path: Path,
 
 KILLED_IN_THE_FINAL_EVALUATION = """
 import os, signal
-import trainer.judging
+import paddlewheel.trainer.worker.evaluator
 def killed(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
-trainer.judging.evaluate = killed
+paddlewheel.trainer.worker.evaluator.evaluate = killed
 """
 
 

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-import paddlewheel.deploy.cli
 from paddlewheel.data_pipeline import synthetic
 from paddlewheel.data_pipeline.dataset import Dataset
 from paddlewheel.data_pipeline.loader import Loader
+from paddlewheel.deploy.cli import run
 from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.local import local_servers
 from paddlewheel.trainer.checkpoint import manifest
@@ -68,7 +68,7 @@ def in_this_process(*words: Any, code: int = 0) -> dict[str, Any]:
     """The same for a command that starts no process and opens no client: Paddle is imported here already."""
     told = io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(io.StringIO()) as errors:
-        found = paddlewheel.deploy.cli.run([*map(str, words), "--json"])
+        found = run([*map(str, words), "--json"])
     assert found == code, (told.getvalue()[-2000:], errors.getvalue()[-2000:])
     return json.loads(told.getvalue())
 
@@ -411,7 +411,7 @@ def test_mistakes_are_told_before_anything_starts(clicks, arguments, words, monk
 
     monkeypatch.setattr("paddlewheel.pserver.local.local_servers", never)
     given = [str(clicks.path) if word == "JOB" else word for word in arguments]
-    assert paddlewheel.deploy.cli.run(["predict", *given]) == 64
+    assert run(["predict", *given]) == 64
     assert words in capsys.readouterr().err
 
 

@@ -158,12 +158,12 @@ def nothing_starts() -> Iterator[None]:
         patch.setattr("paddlewheel.deploy.launch.launcher.run_local", stopped)
         patch.setattr(preflight, "ModelCheck", InProcess)
         for where in (
-            "paddlewheel.trainer.coordinator.service.serve",
             "paddlewheel.deploy.bench.recovery.drill",
             "paddlewheel.trainer.agent.agent.main",
         ):
             patch.setattr(where, lambda *_, **__: pytest.fail("something was started"))
         for where in (
+            "paddlewheel.trainer.coordinator.service.serve",
             "paddlewheel.deploy.bench.speed.runs.train",
             "paddlewheel.deploy.bench.speed.tables.tables",
             "paddlewheel.deploy.bench.tuning.run",

@@ -250,7 +250,9 @@ def export_model(
             settings={name: value for name, value in job.model_dump(mode="json").items() if name in _SECTIONS},
             files={},
         )
-        (folder / "README.md").write_text((resources.files("paddlewheel.trainer.serving") / "EXPORT.md").read_text(encoding="utf-8"))
+        (folder / "README.md").write_text(
+            (resources.files("paddlewheel.trainer.serving") / "EXPORT.md").read_text(encoding="utf-8")
+        )
         (folder / "schema.json").write_text(json.dumps(ExportSpec.model_json_schema(), indent=1) + "\n")
         on_phase("waiting for the disk")
         spec = spec.model_copy(update={"files": manifest.to_disk(folder)})

@@ -67,7 +67,7 @@ def test_one_process_survives_all_public_files_and_reads_the_good_ones_between(s
 import sys
 from pathlib import Path
 from paddlewheel.data_pipeline.dataset import Dataset
-from tests.parquet_files import *
+from tests.support.parquet_files import *
 for path in sorted(Path({str(shared_data / "parquet-bad")!r}).iterdir()):
     print(path.name, file=sys.stderr, flush=True)
     both = numbered_config(on_bad_file="skip")
@@ -145,7 +145,7 @@ from pathlib import Path
 from paddlewheel.data_pipeline.errors import DataError
 from paddlewheel.data_pipeline.dataset import Dataset
 from paddlewheel.data_pipeline.config import DataConfig
-from tests.parquet_files import *
+from tests.support.parquet_files import *
 root = Path({str(tmp_path)!r})
 text = pa.array([f"s{{i % 9}}" if i % 5 else None for i in range(300)])
 extra = dict(s=text, l=pa.array([[i, i + 1][: i % 3] for i in range(300)]))

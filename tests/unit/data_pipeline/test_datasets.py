@@ -310,10 +310,10 @@ def test_three_thousand_files_are_checked_in_seconds(tmp_path):
 
 
 def test_case_variants_of_columns_that_the_job_does_not_read_are_taken(tmp_path):
-    write(tmp_path / "a.parquet", {"click": [1], "v": [1], "note": [1], "Log": [2]})
+    write(tmp_path / "a.parquet", {"click": [1], "v": [1], "note": [1], "Note": [2]})
     assert Dataset.open(str(tmp_path), CONFIG).num_rows == 1
-    with pytest.raises(DataError, match="'note' and 'Log' differ in nothing but case, and the job reads 'Log'"):
-        Dataset.open(str(tmp_path), DataConfig(labels="click", sparse=[{"name": "Log"}]))
+    with pytest.raises(DataError, match="'note' and 'Note' differ in nothing but case, and the job reads 'Note'"):
+        Dataset.open(str(tmp_path), DataConfig(labels="click", sparse=[{"name": "Note"}]))
 
 
 def test_two_columns_of_one_name_are_refused_only_if_the_job_reads_them(tmp_path):
