@@ -69,12 +69,12 @@ def check(
         ConfigError: the job lacks what the mode needs, its model cannot be built, or it has folders that cannot be
             written to or that servers cannot use.
         pserver.errors.RequirementError: wrong Paddle or protobuf.
-        trainer.native.NativeError: the job insists on operators or products that this machine has not.
-        trainer.gpu.native.GpuError: the job wants a GPU, and this machine has none or no kernels for it.
+        trainer.kernels.cpu.NativeError: the job insists on operators or products that this machine has not.
+        trainer.kernels.gpu.library.GpuError: the job wants a GPU, and this machine has none or no kernels for it.
         data_pipeline.errors.DataError: a path, file, column or value that the job cannot use, or of another kind than
             the checkpoint was trained with.
         trainer.checkpoint.CheckpointError: the job would begin with another model, which is not there.
-        trainer.process.PortTakenError: a port that the job names is in use.
+        trainer.agent.subprocesses.PortTakenError: a port that the job names is in use.
         trainer.checkpoint.CheckpointError: checkpoints cannot be written to the object store that the job names.
     """
     paddle = requirements.check(import_core=False)

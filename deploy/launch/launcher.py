@@ -3,7 +3,7 @@
 The coordinator decides what happens; the launcher only starts its processes, shows what it says, brings back agents
 that died while the job goes on, starts a lost coordinator again (which goes on from the last checkpoint), and sees to
 it that nothing is left at the end. If the launcher itself is killed, the
-kernel ends everything it started (trainer.process.start).
+kernel ends everything it started (trainer.agent.subprocesses.start).
 """
 
 from __future__ import annotations
