@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -45,15 +44,14 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert "Usage: paddlewheel" in done.stdout
 
 
-def test_help_is_quick() -> None:
-    def cpu_seconds() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert command("--help").returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    # Processor time, and the best of a few: what else runs on the machine must not decide.
-    assert min(cpu_seconds() for _ in range(4)) < 0.3
+def test_help_loads_nothing_that_is_slow_to_load() -> None:
+    heavy = ("grpc", "matplotlib", "numpy", "paddle", "pandas", "pyarrow", "pydantic")
+    code = (
+        "import sys; from paddlewheel.deploy.cli import run; assert run(['--help']) == 0;"
+        f"print(sorted(set({heavy!r}) & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr.strip() == "[]"
 
 
 def test_every_command_exists_and_has_help(capsys: pytest.CaptureFixture[str]) -> None:
