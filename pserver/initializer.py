@@ -21,6 +21,17 @@ _NUM_ROWS = 1 << 16
 _ROW_MASK = np.uint64(_NUM_ROWS - 1)
 
 
+def admitted(
+    config: TableConfig, shows_U: npt.NDArray[np.float32], clicks_U: npt.NDArray[np.float32]
+) -> npt.NDArray[np.bool_]:
+    """Which keys have an embedding: those whose score reaches the admission score; in float32, as on the server."""
+    if config.admission is None:
+        return np.ones(len(shows_U), np.bool_)
+    score_U = (shows_U - clicks_U) * np.float32(config.unclicked_weight)
+    score_U += clicks_U * np.float32(config.clicked_weight)
+    return np.asarray(score_U >= np.float32(config.admission))
+
+
 class Initializer:
     """The initial embeddings of one table, and which keys have an embedding."""
 
@@ -32,12 +43,8 @@ class Initializer:
         self._rows_RW[:, self._first_order :] = codebook(table, config.width, config.initial_range, seed)
 
     def admitted(self, shows_U: npt.NDArray[np.float32], clicks_U: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-        """Which keys have an embedding: those whose score reaches the admission score; in float32, as on the server."""
-        if self._config.admission is None:
-            return np.ones(len(shows_U), np.bool_)
-        score_U = (shows_U - clicks_U) * np.float32(self._config.unclicked_weight)
-        score_U += clicks_U * np.float32(self._config.clicked_weight)
-        return np.asarray(score_U >= np.float32(self._config.admission))
+        """See the function of this name."""
+        return admitted(self._config, shows_U, clicks_U)
 
     def new_embeddings(self) -> npt.NDArray[np.float32]:
         """float32 [65536, K]: the initial embedding of a key is row `key mod 65536`."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from paddlewheel.pserver.errors import CheckpointError
+from paddlewheel.pserver.initializer import admitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -192,8 +193,11 @@ def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 
 def count_embeddings(path: Path, config: TableConfig) -> int:
-    """How many rows of a part have an embedding."""
-    return sum(int(np.count_nonzero(raw["meta"] & np.uint32(_HAS))) for raw in read(path, config))
+    """How many rows of a part have an embedding that is used: one whose key decayed below the admission score waits."""
+    return sum(
+        int(np.count_nonzero((raw["meta"] & np.uint32(_HAS) != 0) & admitted(config, raw["shows"], raw["clicks"])))
+        for raw in read(path, config)
+    )
 
 
 class Writer:
