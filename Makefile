@@ -70,8 +70,8 @@ test: $(DEV)  ## the test suite, but for the tests marked slow
 test-slow: $(DEV)  ## the tests marked slow: accuracy, chaos, memory, benchmarks
 	$(PYTEST) -m slow $(ARGS)
 
-test-fast: $(DEV)  ## the tests that start no jobs
-	$(PYTEST) -n $(WORKERS) $(SPREAD) -m 'not slow and not processes' tests/unit tests/property tests/contract $(ARGS)
+test-fast: $(DEV)  ## the tests that start no jobs and do not build all models
+	$(PYTEST) -n $(WORKERS) $(SPREAD) -m 'not slow and not processes and not zoo' tests/unit tests/property tests/contract $(ARGS)
 
 lint: $(DEV)  ## ruff, mypy and the import contracts
 	$(BIN)/ruff check

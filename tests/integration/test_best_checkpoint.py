@@ -55,7 +55,7 @@ def _kill_the_trainer(process) -> None:
     "how",
     [
         pytest.param("a trainer dies", marks=pytest.mark.slow),
-        "stopped and started again",
+        pytest.param("stopped and started again", marks=pytest.mark.slow),
         pytest.param("everything dies", marks=pytest.mark.slow),
     ],
 )

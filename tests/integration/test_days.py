@@ -137,6 +137,7 @@ def _assert_as_undisturbed(run: Path, num_days: int) -> None:
     assert not list((run / "checkpoints").glob(".*"))
 
 
+@pytest.mark.slow
 def test_days_are_trained_over_two_runs_and_published(tmp_path: Path, by_day: Path) -> None:
     job = Job(tmp_path, _data(by_day), {**SETTINGS, "train": {"days": {"publish": {"base_every_days": 3}}}})
     code, outcome = job.run("train", "--days", "2026-01-01..2026-01-02")

@@ -22,6 +22,8 @@ from paddlewheel.trainer.worker.first_biases import Sample, fit
 from tests.support import reference_models
 from tests.support.reference_models import Row
 
+pytestmark = pytest.mark.zoo
+
 OPERATORS = [
     pytest.param(None, id="paddle"),
     pytest.param("float32", id="native", marks=pytest.mark.needs("native operators")),

@@ -45,6 +45,8 @@ from paddlewheel.trainer.models import parse_model
 from tests.support.emulated_gpu import EmulatedDevice
 from tests.unit.trainer.models.test_models import CASES, MULTI_TASK, D, U, W, batch_of, layouts, name_of
 
+pytestmark = pytest.mark.zoo
+
 OPTIMIZER = DenseOptimizerConfig(learning_rate=0.01, weight_decay=0.01, l2=0.001, clip_norm=0.5)
 
 
