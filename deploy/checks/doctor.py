@@ -19,7 +19,7 @@ from typing import Literal
 import psutil
 
 from paddlewheel.trainer.kernels import cpu
-from paddlewheel.trainer.kernels.gpu import library as gpu_native
+from paddlewheel.trainer.kernels.gpu import cuda_library as gpu_native
 
 _DISTRIBUTIONS = (
     "paddlewheel",

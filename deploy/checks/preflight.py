@@ -25,7 +25,7 @@ from paddlewheel.trainer.coordinator.resume import newest_complete
 from paddlewheel.trainer.job.config import JobConfig, check_server_folders
 from paddlewheel.trainer.job.errors import ConfigError, Problem
 from paddlewheel.trainer.kernels import cpu as cpu_native
-from paddlewheel.trainer.kernels.gpu import library
+from paddlewheel.trainer.kernels.gpu import cuda_library
 from paddlewheel.trainer.worker import warm_start
 
 
@@ -70,7 +70,7 @@ def check(
             written to or that servers cannot use.
         pserver.errors.RequirementError: wrong Paddle or protobuf.
         trainer.kernels.cpu.NativeError: the job insists on operators or products that this machine has not.
-        trainer.kernels.gpu.library.GpuError: the job wants a GPU, and this machine has none or no kernels for it.
+        trainer.kernels.gpu.cuda_library.GpuError: the job wants a GPU, and this machine has none or no kernels for it.
         data_pipeline.errors.DataError: a path, file, column or value that the job cannot use, or of another kind than
             the checkpoint was trained with.
         trainer.checkpoint.CheckpointError: the job would begin with another model, which is not there.
@@ -229,20 +229,22 @@ def _check_processor(job: JobConfig, mode: Literal["train", "evaluate"]) -> None
 
 def _check_gpu() -> None:
     """What can be told without CUDA: a driver with a GPU, and kernels that were built. The trainers check the rest."""
-    found = library.gpus()
+    found = cuda_library.gpus()
     if not found:
-        raise library.GpuError(
+        raise cuda_library.GpuError(
             "train.device: gpu, but nvidia-smi shows no GPU on this machine: install NVIDIA's driver, give the "
             "container its GPUs (--gpus all), or set train.device to cpu"
         )
     oldest = min(gpu.capability for gpu in found)
-    if oldest < library.OLDEST_CAPABILITY:
-        raise library.GpuError(
+    if oldest < cuda_library.OLDEST_CAPABILITY:
+        raise cuda_library.GpuError(
             f"train.device: gpu needs compute capability 7.0 (V100) or later, and this machine has {oldest / 10}: hide "
             "that GPU with CUDA_VISIBLE_DEVICES, or set train.device to cpu"
         )
-    if not library.kernels_path().exists():
-        raise library.GpuError("train.device: gpu needs kernels built for this machine: run `paddlewheel gpu build`")
+    if not cuda_library.kernels_path().exists():
+        raise cuda_library.GpuError(
+            "train.device: gpu needs kernels built for this machine: run `paddlewheel gpu build`"
+        )
 
 
 def _read_first_rows(dataset: Dataset, config: DataConfig) -> None:

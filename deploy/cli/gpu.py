@@ -21,10 +21,10 @@ def build(
     json: Json = False,
 ) -> None:
     """Compile the kernels with nvcc (half a minute). Once on each machine, and after an update of paddlewheel."""
-    from paddlewheel.trainer.kernels.gpu import library
+    from paddlewheel.trainer.kernels.gpu import cuda_library
 
-    path = library.build(arch)
-    shown = sorted(set(arch) or {gpu.capability for gpu in library.gpus()})
+    path = cuda_library.build(arch)
+    shown = sorted(set(arch) or {gpu.capability for gpu in cuda_library.gpus()})
     answer({"library": str(path), "architectures": shown}, json=json, text=lambda: f"built {path} for {shown}")
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from paddlewheel.trainer.dense.gpu_program import GpuProgram
-from paddlewheel.trainer.kernels.gpu import library, self_check
+from paddlewheel.trainer.kernels.gpu import cuda_library, self_check
 from paddlewheel.trainer.kernels.gpu.kernel_calls import TILES, DotPairs, DotPairsGrad, FmPairs, FmPairsGrad
 from paddlewheel.trainer.kernels.gpu.views import BYTES, Buffer, View, row_major
 from tests.unit.trainer.kernels.gpu.test_gpu_kernels import error, one_table, program_of, values_of, zoo_calls
@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.needs("gpu"), pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def device():
-    library.build()
-    made = library.Device(0)
+    cuda_library.build()
+    made = cuda_library.Device(0)
     yield made
     made.close()
 

@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 
 from paddlewheel.trainer.kernels.gpu import reference
-from paddlewheel.trainer.kernels.gpu.library import Device
+from paddlewheel.trainer.kernels.gpu.cuda_library import Device
 from paddlewheel.trainer.kernels.gpu.structs import encode
 from paddlewheel.trainer.kernels.gpu.views import BYTES, View
 

@@ -22,7 +22,7 @@ from typing import NoReturn
 import pytest
 
 from paddlewheel.trainer.kernels import cpu
-from paddlewheel.trainer.kernels.gpu import library as gpu
+from paddlewheel.trainer.kernels.gpu import cuda_library as gpu
 
 STRICT = "PADDLEWHEEL_TEST_STRICT"
 DATA = "PADDLEWHEEL_TEST_DATA"

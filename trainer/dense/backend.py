@@ -12,7 +12,7 @@ from paddlewheel.trainer.job.train import logit_shift
 from paddlewheel.trainer.kernels import cpu
 
 if TYPE_CHECKING:
-    from paddlewheel.trainer.kernels.gpu.library import Device
+    from paddlewheel.trainer.kernels.gpu.cuda_library import Device
 
 
 def dense_program(
@@ -79,6 +79,6 @@ def open_device(rank: int) -> Device:
     Raises:
         GpuError: no GPU, or the kernels are not built.
     """
-    from paddlewheel.trainer.kernels.gpu.library import Device, load
+    from paddlewheel.trainer.kernels.gpu.cuda_library import Device, load
 
     return Device(rank % max(1, int(load().pw_num_devices())))

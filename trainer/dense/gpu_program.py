@@ -21,9 +21,9 @@ from paddlewheel.trainer.distributed.nccl import Nccl
 from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.train import DenseOptimizerConfig, WireType
 from paddlewheel.trainer.kernels.gpu import fusion, graph, self_check
+from paddlewheel.trainer.kernels.gpu.cuda_library import Device, GpuError
 from paddlewheel.trainer.kernels.gpu.kernel_calls import AdamSettings
 from paddlewheel.trainer.kernels.gpu.layout import TAIL
-from paddlewheel.trainer.kernels.gpu.library import Device, GpuError
 from paddlewheel.trainer.kernels.gpu.runner import Runner
 from paddlewheel.trainer.models import ModelConfig
 

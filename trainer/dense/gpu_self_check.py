@@ -15,7 +15,7 @@ def check_all(job: JobConfig) -> list[dict[str, Any]]:
     """
     from paddlewheel.trainer.dense.backend import dense_program
     from paddlewheel.trainer.dense.inputs import layouts
-    from paddlewheel.trainer.kernels.gpu.library import GpuError, load
+    from paddlewheel.trainer.kernels.gpu.cuda_library import GpuError, load
 
     tables = {name: job.tables[name] for name in job.data.tables}
     found = []

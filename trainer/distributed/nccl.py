@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paddlewheel.trainer.distributed.process_group import PeerLostError
-from paddlewheel.trainer.kernels.gpu import library
-from paddlewheel.trainer.kernels.gpu.library import Device, GpuError
+from paddlewheel.trainer.kernels.gpu import cuda_library
+from paddlewheel.trainer.kernels.gpu.cuda_library import Device, GpuError
 
 _FLOAT, _SUM, _ID_BYTES = 7, 0, 128
 _LIMIT_SECONDS = 30.0
@@ -43,7 +43,7 @@ class Nccl:
     """
 
     def __init__(self, device: Device, group: Group) -> None:
-        path = library.nccl_library()
+        path = cuda_library.nccl_library()
         try:
             self._library = ctypes.CDLL(path or "libnccl.so.2")
         except OSError as error:

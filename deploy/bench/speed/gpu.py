@@ -22,8 +22,8 @@ from paddlewheel.deploy.bench.speed.workload import Workload
 from paddlewheel.trainer.dense.gpu_program import GpuProgram
 from paddlewheel.trainer.dense.inputs import TableLayout
 from paddlewheel.trainer.job.train import DenseOptimizerConfig
+from paddlewheel.trainer.kernels.gpu.cuda_library import Device
 from paddlewheel.trainer.kernels.gpu.kernel_calls import Call, Matmul, Skinny, SkinnyGrad
-from paddlewheel.trainer.kernels.gpu.library import Device
 from paddlewheel.trainer.kernels.gpu.views import BYTES
 from paddlewheel.trainer.models import parse_model
 

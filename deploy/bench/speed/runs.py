@@ -19,7 +19,7 @@ from paddlewheel.deploy.bench.speed.forecast import Costs, Nodes, efficiency, fo
 from paddlewheel.deploy.bench.speed.report import Case, Report, ratios
 from paddlewheel.deploy.bench.speed.systems import SYSTEMS, Measured, PeerError, Setting
 from paddlewheel.deploy.bench.speed.workload import Workload, keys_per_row, prepare
-from paddlewheel.trainer.kernels.gpu import library
+from paddlewheel.trainer.kernels.gpu import cuda_library
 
 Say = Callable[[str], None]
 _SLOWEST_ROWS_PER_SECOND = 300
@@ -396,7 +396,7 @@ def gpu_towers(
     options.work_directory.mkdir(parents=True, exist_ok=True)
     if torch_python is not None:
         environment["versions"]["torch"] = systems.torch_version(torch_python)
-    environment["gpu"] = [f"{gpu.name}, driver {gpu.driver}" for gpu in library.gpus()]
+    environment["gpu"] = [f"{gpu.name}, driver {gpu.driver}" for gpu in cuda_library.gpus()]
     work = asdict(options.work)
     spec = {"work": work, "models": list(models), "precisions": list(precisions), "batches": list(batches)}
     with systems.scratch(options.work_directory) as directory:

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paddlewheel.trainer.kernels.gpu.arena import plan_arena
+from paddlewheel.trainer.kernels.gpu.cuda_library import Device
 from paddlewheel.trainer.kernels.gpu.graph import Graph
 from paddlewheel.trainer.kernels.gpu.kernel_calls import Adam, AdamSettings, Call, LowCopies, Squares, Zero
 from paddlewheel.trainer.kernels.gpu.layout import DeviceBuffers
-from paddlewheel.trainer.kernels.gpu.library import Device
 from paddlewheel.trainer.kernels.gpu.lowering import Lowered, lower
 from paddlewheel.trainer.kernels.gpu.structs import Address
 from paddlewheel.trainer.kernels.gpu.views import BYTES, F32, I32, Buffer, Shape, View

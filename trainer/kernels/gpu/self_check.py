@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from paddlewheel.trainer.kernels.gpu import reference
+from paddlewheel.trainer.kernels.gpu.cuda_library import Device
 from paddlewheel.trainer.kernels.gpu.graph import Graph
 from paddlewheel.trainer.kernels.gpu.kernel_calls import (
     TILES,
@@ -27,7 +28,6 @@ from paddlewheel.trainer.kernels.gpu.kernel_calls import (
     ScatterAdd,
 )
 from paddlewheel.trainer.kernels.gpu.layout import DeviceBuffers
-from paddlewheel.trainer.kernels.gpu.library import Device
 from paddlewheel.trainer.kernels.gpu.lowering import lower
 from paddlewheel.trainer.kernels.gpu.views import BF16, BYTES, F16, F32, I32, Buffer, Shape, View
 

@@ -22,8 +22,9 @@ from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.job.errors import ConfigError
 from paddlewheel.trainer.job.train import DenseOptimizerConfig
-from paddlewheel.trainer.kernels.gpu import library, self_check
+from paddlewheel.trainer.kernels.gpu import cuda_library, self_check
 from paddlewheel.trainer.kernels.gpu.arena import plan_arena
+from paddlewheel.trainer.kernels.gpu.cuda_library import GpuError
 from paddlewheel.trainer.kernels.gpu.deferred import Values
 from paddlewheel.trainer.kernels.gpu.emitter import Emitter
 from paddlewheel.trainer.kernels.gpu.kernel_calls import (
@@ -36,7 +37,6 @@ from paddlewheel.trainer.kernels.gpu.kernel_calls import (
     Zero,
 )
 from paddlewheel.trainer.kernels.gpu.layout import Constants, DeviceBuffers
-from paddlewheel.trainer.kernels.gpu.library import GpuError
 from paddlewheel.trainer.kernels.gpu.lowering import UnsupportedError, lower
 from paddlewheel.trainer.kernels.gpu.operators import RULES
 from paddlewheel.trainer.kernels.gpu.tidy import first_order_with_fields, sums_of_three
@@ -357,7 +357,7 @@ def test_the_compiler_and_its_runtime_need_nothing_else_of_ours():
     """So that it can be taken out, or away, as a whole."""
     room = "paddlewheel.trainer.kernels.gpu"
     imported = set()
-    for path in Path(library.__file__).parent.rglob("*.py"):
+    for path in Path(cuda_library.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
                 assert node.level == 0, path
@@ -559,27 +559,27 @@ def test_precision_by_compute_capability():
 
 def test_kernels_that_were_not_built(monkeypatch, tmp_path):
     monkeypatch.setenv("PADDLEWHEEL_GPU_DIRECTORY", str(tmp_path))
-    monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(cuda_library, "_library", None)
     with pytest.raises(GpuError, match=re.escape("run `paddlewheel gpu build` on this machine")):
-        library.load()
+        cuda_library.load()
 
 
 def test_a_library_that_is_none(monkeypatch, tmp_path):
     monkeypatch.setenv("PADDLEWHEEL_GPU_DIRECTORY", str(tmp_path))
-    monkeypatch.setattr(library, "_library", None)
-    library.kernels_path().write_text("no library")
+    monkeypatch.setattr(cuda_library, "_library", None)
+    cuda_library.kernels_path().write_text("no library")
     with pytest.raises(GpuError, match=r"cannot be loaded: .*`paddlewheel gpu build` again"):
-        library.load()
+        cuda_library.load()
 
 
 def test_a_build_without_a_compiler_and_for_a_gpu_that_is_too_old(monkeypatch, tmp_path):
     monkeypatch.setenv("PADDLEWHEEL_GPU_DIRECTORY", str(tmp_path))
-    monkeypatch.setattr(library, "nvcc", lambda: None)
+    monkeypatch.setattr(cuda_library, "nvcc", lambda: None)
     with pytest.raises(GpuError, match="nvcc was not found: install the CUDA toolkit"):
-        library.build([90])
-    monkeypatch.setattr(library, "nvcc", lambda: tmp_path / "nvcc")
-    monkeypatch.setattr(library, "gpus", list)
+        cuda_library.build([90])
+    monkeypatch.setattr(cuda_library, "nvcc", lambda: tmp_path / "nvcc")
+    monkeypatch.setattr(cuda_library, "gpus", list)
     with pytest.raises(GpuError, match=r"nvidia-smi shows no GPU.*--arch 90"):
-        library.build()
+        cuda_library.build()
     with pytest.raises(GpuError, match=r"compute capability 6\.1: the kernels need 7\.0"):
-        library.build([61])
+        cuda_library.build([61])
