@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import pytest
 
+from paddlewheel.pserver import native
 from paddlewheel.trainer.kernels import cpu
 from paddlewheel.trainer.kernels.gpu import cuda_library as gpu
 
@@ -88,6 +89,11 @@ NEEDS: dict[str, Need] = {
     "native operators": Need(
         lambda: cpu.support().built is not None or cpu.support().compiler is not None,
         "apt-get install g++, or CXX=<a C++ compiler>",
+    ),
+    "g++": _program("g++", "g++"),
+    "our own tables": Need(
+        lambda: native.is_expected("auto"),
+        "apt-get install g++, or CXX=<a C++ compiler>, and paddlepaddle 2.6.2 as the public index has it",
     ),
     "an ordinary user": Need(lambda: os.geteuid() != 0, "run as another user than root, who may write anywhere", False),
     "process namespaces": Need(

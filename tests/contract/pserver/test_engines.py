@@ -13,7 +13,7 @@ from paddlewheel.pserver.errors import ServerError
 from paddlewheel.pserver.local import local_servers
 from tests.contract.pserver.raw_requests import RawClient
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.needs("our own tables")]
 
 LIFECYCLE = {"show_click_decay": 0.9, "delete_below_score": 0.5, "delete_after_unseen_days": 1}
 CASES = {

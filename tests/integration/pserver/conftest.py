@@ -6,6 +6,7 @@ import pytest
 from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.config import TableConfig
 from paddlewheel.pserver.local import local_servers
+from tests.support.needs import require
 
 RULES = ("sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared")
 
@@ -40,6 +41,8 @@ def of_engine(tables, engine):
 def cluster(request, tmp_path_factory):
     """Servers that hold TABLES; tests share them, so each draws keys of its own."""
     num_servers, engine = request.param
+    if engine == "paddlewheel":
+        require("our own tables")
     with local_servers(of_engine(TABLES, engine), num_servers, tmp_path_factory.mktemp("servers")) as servers:
         yield servers
 

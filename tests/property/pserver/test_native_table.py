@@ -18,10 +18,7 @@ POOL = (np.arange(1, 61, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.
 WIDTH = 3
 f4 = np.float32
 
-try:
-    native.build()
-except native.NativeError as error:  # Paddle's own table does the work there
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = pytest.mark.needs("our own tables")
 
 
 class Row:

@@ -1,6 +1,5 @@
 """The table alone, used by many threads, under sanitizers: no race, no stray access, nothing undefined."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,7 +12,7 @@ SOURCES = Path(paddlewheel.pserver.native.__file__).parent
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.needs("g++")
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
 def test_many_threads_on_one_table(tmp_path, sanitizers):
     program, folder = tmp_path / "table_test", tmp_path / "saved"

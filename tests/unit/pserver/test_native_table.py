@@ -18,7 +18,7 @@ from paddlewheel.pserver.native import MemoryTable, NativeError
 KEYS = (np.arange(1, 2001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
 f4 = np.float32
 
-needs_library = pytest.mark.skipif(not native.is_expected("auto"), reason="our table cannot be built here")
+needs_library = pytest.mark.needs("our own tables")
 
 
 @pytest.fixture
