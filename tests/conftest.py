@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 import uuid
@@ -142,6 +143,17 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
         process.kill()
     if findings:
         pytest.fail("left behind by the test:\n" + "\n".join(sorted(findings)), pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes_can_be_interrupted() -> None:
+    """Under `nohup`, or in the background of a shell, the signals of a terminal are ignored, and a child inherits that.
+
+    A handler is not inherited: this process goes on ignoring them, and what a test starts does as it always would.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture(scope="session", autouse=True)

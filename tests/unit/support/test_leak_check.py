@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import psutil
 import pytest
 
@@ -108,3 +110,21 @@ def test_what_a_worker_that_crashed_has_left_is_ended(
     result = pytester.runpytest_subprocess("-p", "no:randomly", "-n", "1")
     result.assert_outcomes(failed=1)
     assert not psutil.pid_exists(int((pytester.path / "pid").read_text()))
+
+
+def test_what_is_started_under_nohup_can_be_interrupted(
+    pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(request.config.rootpath))
+    pytester.makeconftest((request.config.rootpath / "tests" / "conftest.py").read_text())
+    pytester.makeini("[pytest]\nmarkers = processes: checked")
+    pytester.makepyfile(
+        "import os, signal, subprocess, pytest\n"
+        "@pytest.mark.parametrize('number', [signal.SIGHUP, signal.SIGINT])\n"
+        "def test_it(number):\n"
+        "    os.kill(os.getpid(), number)  # this process itself goes on\n"
+        "    assert subprocess.run(['sh', '-c', f'kill -{int(number)} $$; echo on']).returncode == -number\n"
+    )
+    tests = [sys.executable, "-m", "pytest", "-p", "no:randomly"]
+    result = pytester.run("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh", *tests)
+    result.assert_outcomes(passed=2)

@@ -95,5 +95,5 @@ def test_a_need_that_nobody_knows_is_an_error(suite) -> None:
 def test_the_table_holds_what_tests_ask_for_and_nothing_else(request: pytest.FixtureRequest) -> None:
     folder = request.config.rootpath / "tests"
     sources = [path.read_text() for path in folder.rglob("*.py") if path.name not in {"test_needs.py", "needs.py"}]
-    calls = re.findall(r"\b(?:needs|require)\(((?:\"[\w ]+\"(?:, )?)+)\)", "\n".join(sources))
-    assert {name for call in calls for name in re.findall(r"\"([\w ]+)\"", call)} == NEEDS.keys()
+    calls = re.findall(r"\b(?:needs|require)\(((?:\"[\w +]+\"(?:, )?)+)\)", "\n".join(sources))
+    assert {name for call in calls for name in re.findall(r"\"([\w +]+)\"", call)} == NEEDS.keys()
