@@ -16,7 +16,7 @@ from paddlewheel.data_pipeline.files import SourceFile
 from paddlewheel.data_pipeline.loader import Loader
 from paddlewheel.deploy.checks.model_check import ModelCheck
 from paddlewheel.pserver import requirements
-from paddlewheel.trainer.agent.subprocesses import reserve_port
+from paddlewheel.trainer.distributed.subprocesses import reserve_port
 from paddlewheel.trainer.checkpoint.folder_store import open_address, open_checkpoints
 from paddlewheel.trainer.checkpoint.object_store import ObjectStore
 from paddlewheel.trainer.checkpoint.store import Checkpoints
@@ -74,7 +74,7 @@ def check(
         data_pipeline.errors.DataError: a path, file, column or value that the job cannot use, or of another kind than
             the checkpoint was trained with.
         trainer.checkpoint.CheckpointError: the job would begin with another model, which is not there.
-        trainer.agent.subprocesses.PortTakenError: a port that the job names is in use.
+        trainer.distributed.subprocesses.PortTakenError: a port that the job names is in use.
         trainer.checkpoint.CheckpointError: checkpoints cannot be written to the object store that the job names.
     """
     paddle = requirements.check(import_core=False)

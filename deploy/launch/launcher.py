@@ -3,7 +3,7 @@
 The coordinator decides what happens; the launcher only starts its processes, shows what it says, brings back agents
 that died while the job goes on, starts a lost coordinator again (which goes on from the last checkpoint), and sees to
 it that nothing is left at the end. If the launcher itself is killed, the
-kernel ends everything it started (trainer.agent.subprocesses.start).
+kernel ends everything it started (trainer.distributed.subprocesses.start).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paddlewheel.deploy.launch.outcome import RunOutcome
 from paddlewheel.deploy.launch.plan import Mode, Resume, metrics_address, plan_of, targets_folder
 from paddlewheel.trainer.agent.paddle_environment import COMPUTE_THREADS
 from paddlewheel.trainer.agent.silence import Silence
-from paddlewheel.trainer.agent.subprocesses import kill_leftovers, kill_session, reserve_port, start
+from paddlewheel.trainer.distributed.subprocesses import kill_leftovers, kill_session, reserve_port, start
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from paddlewheel.trainer.coordinator import resume as resuming

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from paddlewheel.deploy.cli import run
-from paddlewheel.trainer.agent.subprocesses import port_of, reserve_port
+from paddlewheel.trainer.distributed.subprocesses import port_of, reserve_port
 
 
 @pytest.fixture

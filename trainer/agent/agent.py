@@ -35,7 +35,7 @@ from grpc_reflection.v1alpha import reflection
 from paddlewheel.pserver.admin import identity, is_healthy
 from paddlewheel.pserver.errors import ServerError
 from paddlewheel.trainer.agent.paddle_environment import math_environment
-from paddlewheel.trainer.agent.subprocesses import PortTakenError, interface_of, port_of, reserve_port
+from paddlewheel.trainer.distributed.subprocesses import PortTakenError, interface_of, port_of, reserve_port
 from paddlewheel.trainer.agent.worker_process import WorkerProcess
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc

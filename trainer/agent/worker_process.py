@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from paddlewheel.trainer.agent.subprocesses import kill_leftovers, kill_session, start
+from paddlewheel.trainer.distributed.subprocesses import kill_leftovers, kill_session, start
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.telemetry.logs import write_output
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paddlewheel.trainer.agent.subprocesses import tied
+from paddlewheel.trainer.distributed.subprocesses import tied
 from paddlewheel.trainer.distributed import key_value_store as rendezvous_store
 from paddlewheel.trainer.distributed.peer_connections import PeerConnections, PeerLostError, own_address
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paddlewheel.trainer.agent.subprocesses import tied
+from paddlewheel.trainer.distributed.subprocesses import tied
 from paddlewheel.trainer.job.config import JobConfig
 
 DEFAULT_VARIANTS = ("single", "1x1@0", "1x1@1", "2x2@0", "2x2@1", "2x2@4", "2x2@8")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from paddlewheel.data_pipeline.dataset import Dataset
 from paddlewheel.data_pipeline.loader import Loader
 from paddlewheel.deploy.bench.parity.lab import ParityError, Variant, execute
-from paddlewheel.trainer.agent.subprocesses import tied
+from paddlewheel.trainer.distributed.subprocesses import tied
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.models import KINDS as KIND_CONFIGS
 

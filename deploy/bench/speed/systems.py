@@ -22,7 +22,7 @@ import yaml
 from paddlewheel.deploy.bench.speed.watch import Pass, Watch, watching
 from paddlewheel.deploy.bench.speed.workload import Files, Workload
 from paddlewheel.trainer.agent.paddle_environment import COMPUTE_THREADS, math_environment
-from paddlewheel.trainer.agent.subprocesses import port_of, reserve_port
+from paddlewheel.trainer.distributed.subprocesses import port_of, reserve_port
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from paddlewheel.trainer.agent.subprocesses import kill_session, start
+from paddlewheel.trainer.distributed.subprocesses import kill_session, start
 from paddlewheel.trainer.job.exit_codes import describe_exit
 
 _SAMPLE_SECONDS = 0.2

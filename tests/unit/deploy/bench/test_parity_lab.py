@@ -123,7 +123,7 @@ def test_what_the_lab_starts_does_not_outlive_it() -> None:
     """Even kill -9 of the command leaves no run behind."""
     worker = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     start = f"subprocess.run(tied([sys.executable, '-c', {worker!r}]))"
-    lab_process = f"import subprocess, sys; from paddlewheel.trainer.agent.subprocesses import tied; {start}"
+    lab_process = f"import subprocess, sys; from paddlewheel.trainer.distributed.subprocesses import tied; {start}"
     with subprocess.Popen([sys.executable, "-c", lab_process], stdout=subprocess.PIPE, text=True) as parent:
         run = psutil.Process(int(parent.stdout.readline()))
         assert run.is_running()

@@ -13,7 +13,7 @@ import pytest
 
 from paddlewheel.trainer.agent import agent
 from paddlewheel.trainer.agent.agent import Agent, AgentOptions
-from paddlewheel.trainer.agent.subprocesses import reserve_port
+from paddlewheel.trainer.distributed.subprocesses import reserve_port
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator.security import Security
 
