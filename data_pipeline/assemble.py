@@ -30,7 +30,7 @@ def assemble(config: DataConfig, picks: Sequence[Pick], *, spans: Sequence[Span]
         spans=tuple(spans),
         sample_weight_B=None if config.sample_weight is None else _gather(picks, lambda rows: rows.weight_N),
         group_B=None if config.group is None else _gather(picks, lambda rows: rows.group_N),
-        report_by={c: _gather(picks, partial(_report_values, c)) for c in config.report_by},
+        slice_metrics_by={c: _gather(picks, partial(_report_values, c)) for c in config.slice_metrics_by},
         num_skipped_rows=num_skipped,
     )
 
@@ -61,7 +61,7 @@ def _table_keys(config: DataConfig, table: str, picks: Sequence[Pick]) -> TableK
 
 
 def _report_values(column: str, rows: Rows) -> Any:
-    return rows.report_by[column]
+    return rows.slice_metrics_by[column]
 
 
 def _gather(picks: Sequence[Pick], get: Callable[[Rows], Any]) -> Any:

@@ -61,5 +61,5 @@ class Batch:
     sample_weight_B: Float32 | None = None
     group_B: UInt64 | None = None
     num_skipped_rows: int = 0
-    report_by: dict[str, npt.NDArray[np.object_]] = field(default_factory=dict)
-    """Per column of `data.report_by`: values as text [B], None for null."""
+    slice_metrics_by: dict[str, npt.NDArray[np.object_]] = field(default_factory=dict)
+    """Per column of `data.slice_metrics_by`: values as text [B], None for null."""

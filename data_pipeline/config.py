@@ -39,7 +39,7 @@ class LabelRule(_Section):
     @model_validator(mode="after")
     def _one_rule(self) -> "LabelRule":
         if (self.positive is not None) + (self.at_least is not None) + self.soft > 1:
-            raise ValueError("label: give only one of positive, at_least, soft")
+            raise ValueError("label_rule: give only one of positive, at_least, soft")
         return self
 
 
@@ -61,9 +61,10 @@ class DenseBlock(_Section):
     """Smallest and largest value kept, after the transform."""
 
     standardise: bool = False
-    """Subtract the mean and divide by the standard deviation found by `paddlewheel data fit` (needs `data.fitted`)."""
+    """Subtract the mean and divide by the standard deviation found by `paddlewheel data fit`: needs
+    `data.statistics`."""
 
-    absent: float | None = None
+    absent_column: float | None = None
     """Value for all rows of a file that lacks the column. `null`: such a file is an error."""
 
     @model_validator(mode="after")
@@ -135,7 +136,7 @@ class SparseFeature(_Section):
     max_length: int | None = Field(default=None, ge=1, le=4096)
     """Largest number of ids of a row. Given: the feature is multi-valued (list column). Not given: single-valued."""
 
-    keep: Literal["first", "last"] = "first"
+    truncate: Literal["first", "last"] = "first"
     """Which ids of a list longer than `max_length` are kept; the others are counted as truncated."""
 
     weights: str | None = None
@@ -148,12 +149,12 @@ class SparseFeature(_Section):
     """Read the column as a number and use its bucket as the id."""
 
     vocabulary: Vocabulary | None = None
-    """Drop rare values (needs `data.fitted`)."""
+    """Drop rare values (needs `data.statistics`)."""
 
-    missing: Literal["none", "key"] = "none"
+    null_policy: Literal["zero", "own_key"] = "zero"
     """Null means no feature (a zero vector), or a key of its own."""
 
-    absent: Literal["refuse", "missing"] = "refuse"
+    absent_column: Literal["refuse", "missing"] = "refuse"
     """A file that lacks the column is an error, or all its rows are treated as null."""
 
     @model_validator(mode="before")
@@ -235,7 +236,7 @@ class DataConfig(_Section):
     labels: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(min_length=1)
     """Label columns; the first is the click."""
 
-    label: LabelRule = LabelRule()
+    label_rule: LabelRule = LabelRule()
     """Which label values are positive."""
 
     dense: Annotated[tuple[DenseBlock, ...], BeforeValidator(_as_blocks)] = ()
@@ -250,7 +251,7 @@ class DataConfig(_Section):
     group: str | None = None
     """Column (a user, a query) by which grouped metrics are computed."""
 
-    report_by: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    slice_metrics_by: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
     """Columns for whose values evaluation also reports the metrics one by one. Read in evaluation only."""
 
     partitions: Literal["hive", "none"] = "hive"
@@ -266,7 +267,7 @@ class DataConfig(_Section):
     quarantine_directory: str | None = None
     """Local folder for quarantined rows."""
 
-    fitted: str | None = None
+    statistics: str | None = None
     """Folder written by `paddlewheel data fit`: means, quantiles, vocabularies."""
 
     shuffle: Shuffle = Shuffle()
@@ -274,6 +275,10 @@ class DataConfig(_Section):
 
     threads: int = Field(default=2, ge=0, le=64)
     """Threads that read and encode. 0: in the caller's own thread."""
+
+    slice_assignment: Literal["dynamic", "static"] = "dynamic"
+    """Who reads which slice of an epoch. dynamic: slices go to whoever asks next, each trainer up to its share.
+    static: all are dealt out beforehand, so that a run can be repeated exactly."""
 
     prefetch_batches: int = Field(default=8, ge=1, le=1024)
     """Finished batches kept ready."""
@@ -300,9 +305,9 @@ class DataConfig(_Section):
             raise ValueError("data: on_bad_row: quarantine needs quarantine_directory")
         needs_fit = [f.name for f in self.sparse if f.vocabulary or (f.bucketize and f.bucketize.kind == "quantiles")]
         needs_fit += [b.columns[0] for b in self.dense if b.standardise]
-        if needs_fit and self.fitted is None:
+        if needs_fit and self.statistics is None:
             raise ValueError(
-                f"data: {needs_fit[0]!r} needs numbers from the training data: set data.fitted to a folder and run "
+                f"data: {needs_fit[0]!r} needs numbers from the training data: set data.statistics to a folder and run "
                 "`paddlewheel data fit JOB`"
             )
         return self

@@ -127,7 +127,7 @@ class Dataset:
         """Finds the files that are to be kept and checks every footer against the job.
 
         `on_progress(done, total)` is called from this thread. `require_fitted` is False for the pass that makes
-        `data.fitted`. `carried` are columns to read that the job does not need; every file must have them. Raises
+        `data.statistics`. `carried` are columns to read that the job does not need; every file must have them. Raises
         DataError before anything is read if a path, a file or a column is not usable, or if
         there is no row at all.
         """

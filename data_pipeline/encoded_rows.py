@@ -39,8 +39,8 @@ class Rows:
     weight_N: npt.NDArray[np.float32] | None
     group_N: UInt64 | None
     bad_N: Bool
-    report_by: dict[str, npt.NDArray[np.object_]] = field(default_factory=dict)
-    """Per column of `data.report_by`: values as text, None for null."""
+    slice_metrics_by: dict[str, npt.NDArray[np.object_]] = field(default_factory=dict)
+    """Per column of `data.slice_metrics_by`: values as text, None for null."""
 
     @classmethod
     def empty(cls, config: DataConfig, num_rows: int, num_blocks: int = 1) -> Rows:
@@ -58,5 +58,5 @@ class Rows:
             weight_N=None if config.sample_weight is None else np.empty(num_rows, dtype=np.float32),
             group_N=None if config.group is None else np.empty(num_rows, dtype=np.uint64),
             bad_N=np.zeros(num_rows, dtype=bool),
-            report_by={c: np.empty(num_rows, dtype=object) for c in config.report_by},
+            slice_metrics_by={c: np.empty(num_rows, dtype=object) for c in config.slice_metrics_by},
         )

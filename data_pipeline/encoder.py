@@ -131,7 +131,7 @@ class Encoder:
                 into.lists[feature.name][block] = self.list_keys(feature, columns, num_rows, reject)
         if config.sample_weight is not None and into.weight_N is not None:
             self._sample_weight(columns[config.sample_weight], config.sample_weight, into.weight_N[at], reject)
-        for column, values_N in into.report_by.items():
+        for column, values_N in into.slice_metrics_by.items():
             values_N[at] = arrow_arrays.texts(columns[column])
         if config.group is not None and into.group_N is not None:
             into.group_N[at] = self._group(columns[config.group])
@@ -168,7 +168,7 @@ class Encoder:
     def _label(self, array: pa.Array, column: str, click_N: Array | None, reject: Reject) -> Array:
         """Labels [N]; `click_N` is the first label where this is another one."""
         values, mask = numbers(array)
-        rule = self._config.label
+        rule = self._config.label_rule
         if mask is not None and rule.null_without_click == "negative" and click_N is not None:
             idle = mask & (click_N == 0)
             values, mask = np.where(idle, 0, values), mask & ~idle
@@ -183,10 +183,12 @@ class Encoder:
             wrong, allowed = np.zeros(values.shape, dtype=bool), ""
         elif rule.soft:
             result, wrong = values, ~((values >= 0) & (values <= 1))
-            allowed = "label: {soft: true} takes numbers from 0 to 1"
+            allowed = "label_rule: {soft: true} takes numbers from 0 to 1"
         else:
             result, wrong = values, (values != 0) & (values != 1)
-            allowed = "a label is 0 or 1 (else declare label: {positive: VALUE}, {at_least: VALUE} or {soft: true})"
+            allowed = (
+                "a label is 0 or 1 (else declare label_rule: {positive: VALUE}, {at_least: VALUE} or {soft: true})"
+            )
         if mask is not None and mask.any():
             remedy = ""
             if click_N is not None:
@@ -210,7 +212,7 @@ class Encoder:
         values = np.empty((num_rows, len(read)), dtype=np.float64 if exact else np.float32)
         for position, got in enumerate(read):
             if got is None:
-                values[:, position] = block.absent
+                values[:, position] = block.absent_column
                 continue
             values[:, position] = got[0]
             if got[1] is not None:
@@ -280,7 +282,7 @@ class Encoder:
 
     def missing_key(self, feature: SparseFeature) -> np.uint64:
         """What stands for null: a key of its own, or 0 for no feature."""
-        return self._missing[feature.space] if feature.missing == "key" else np.uint64(0)
+        return self._missing[feature.space] if feature.null_policy == "own_key" else np.uint64(0)
 
     def single_keys(
         self, feature: SparseFeature, columns: dict[str, pa.Array], num_rows: int, reject: Reject
@@ -402,13 +404,13 @@ class Encoder:
         truncated = 0
         if counts.max(initial=0) > feature.max_length:
             place = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
-            if feature.keep == "last":
+            if feature.truncate == "last":
                 place = np.repeat(counts, counts) - 1 - place
             truncated = int((place >= feature.max_length).sum())
             keep(place < feature.max_length)
             counts = np.minimum(counts, feature.max_length)
         empty = np.flatnonzero(counts == 0)
-        if feature.missing == "key" and empty.size:
+        if feature.null_policy == "own_key" and empty.size:
             before = (np.cumsum(counts) - counts)[empty]
             flat = np.insert(flat, before, self.missing_key(feature))
             weights = np.insert(weights, before, 1.0) if weights is not None else None

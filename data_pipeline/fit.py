@@ -41,7 +41,7 @@ def blocks(dataset: Dataset, config: DataConfig) -> Iterator[tuple[Slice, int, i
 
 
 def fit(dataset: Dataset, config: DataConfig, *, on_progress: Callable[[int, int], None] | None = None) -> Fitted:
-    """Reads the training data once and writes what the job needs of it to `data.fitted`.
+    """Reads the training data once and writes what the job needs of it to `data.statistics`.
 
     Counts and moments are exact. Quantiles come from up to 2^20 values at even distances. Raises DataError for
     unreadable data.

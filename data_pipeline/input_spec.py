@@ -44,7 +44,7 @@ class DenseRule(_Described):
     scale: float | None
     """Multiplied with what is left: 1 / standard deviation. None: nothing is."""
 
-    absent: float | None
+    absent_column: float | None
     """Value of every row, before the transform, where the data lack the column. None: they must not lack it."""
 
 
@@ -108,7 +108,7 @@ class FeatureRule(_Described):
     max_length: int | None
     """Largest number of ids of a row; None: the column holds one value a row, not a list."""
 
-    keep: Literal["first", "last"]
+    truncate: Literal["first", "last"]
     """Which ids of a longer list are kept, after null and rare ones are left out."""
 
     weights: str | None
@@ -117,7 +117,7 @@ class FeatureRule(_Described):
     pooling: Literal["sum", "mean", "none"]
     """What the program does with the embeddings of a list."""
 
-    absent: Literal["refuse", "missing"]
+    absent_column: Literal["refuse", "missing"]
     """`missing`: where the data lack the column, every row is null. `refuse`: they must not lack it."""
 
 
@@ -145,7 +145,7 @@ def describe(config: DataConfig, fitted: Fitted, *, vocabulary_folder: str = "")
                     clip=block.clip,
                     mean=None if mean is None else float(mean[at]),
                     scale=None if scale is None else float(scale[at]),
-                    absent=block.absent,
+                    absent_column=block.absent_column,
                 )
             )
     features = tuple(_feature(f, fitted, vocabulary_folder) for f in config.sparse)
@@ -173,12 +173,12 @@ def _feature(feature: SparseFeature, fitted: Fitted, vocabulary_folder: str) -> 
         offset=feature.offset,
         buckets=buckets,
         vocabulary=vocabulary,
-        missing_key=_hex(keys.special_key(feature.space, "missing") if feature.missing == "key" else 0),
+        missing_key=_hex(keys.special_key(feature.space, "missing") if feature.null_policy == "own_key" else 0),
         max_length=feature.max_length,
-        keep=feature.keep,
+        truncate=feature.truncate,
         weights=feature.weights,
         pooling=feature.pooling,
-        absent=feature.absent,
+        absent_column=feature.absent_column,
     )
 
 

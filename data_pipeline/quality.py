@@ -238,7 +238,7 @@ def check(
 
     Of the `evaluation` data nothing is read, but files that are as large as one of the training data.
     """
-    encoder = Encoder(config, Fitted.load(config) if config.fitted is not None else Fitted({}, {}, {}, {}))
+    encoder = Encoder(config, Fitted.load(config) if config.statistics is not None else Fitted({}, {}, {}, {}))
     features = [_Feature(f) for f in config.sparse]
     dense = {c: DenseReport(c) for c in config.dense_columns}
     sums: dict[str, float] = defaultdict(float)

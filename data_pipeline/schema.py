@@ -67,17 +67,17 @@ def columns_needed(config: DataConfig) -> tuple[str, ...]:
         if feature.weights is not None:
             names.append(feature.weights)
     names += [c for c in (config.sample_weight, config.group) if c is not None]
-    names += config.report_by
+    names += config.slice_metrics_by
     return tuple(dict.fromkeys(names))
 
 
 def absent_columns(config: DataConfig) -> frozenset[str]:
     """Columns that a file may lack, because the job says what then holds."""
-    allowed = {c for block in config.dense if block.absent is not None for c in block.columns}
+    allowed = {c for block in config.dense if block.absent_column is not None for c in block.columns}
     needed = set(config.labels) | {c for c in (config.sample_weight, config.group) if c is not None}
-    needed |= set(config.report_by)
+    needed |= set(config.slice_metrics_by)
     for feature in config.sparse:
-        if feature.absent == "missing":
+        if feature.absent_column == "missing":
             allowed |= set(feature.columns)
             if feature.weights is not None:
                 allowed.add(feature.weights)
@@ -121,10 +121,10 @@ def check_file(
             got = found[feature.weights]
             if got.kind not in ("float", "integer", "null") or not (got.is_list or got.kind == "null"):
                 raise DataError(f"{name}: column {feature.weights!r} is {got.type}, a list of numbers is needed")
-    for column in config.report_by:
+    for column in config.slice_metrics_by:
         if found[column].kind == "other" or found[column].is_list:
             raise DataError(
-                f"{name}: column {column!r} of data.report_by is {found[column].type}, a value a row is needed"
+                f"{name}: column {column!r} of data.slice_metrics_by is {found[column].type}, a value a row is needed"
             )
     if config.group is not None:
         group = found[config.group]

@@ -53,7 +53,13 @@ class Block:
 
 def scoring_config(config: DataConfig) -> DataConfig:
     """What scoring reads of a job's data: features alone. Labels, weights and groups may be missing, or wrong."""
-    without = {"labels": (), "sample_weight": None, "group": None, "report_by": (), "shuffle": Shuffle(enabled=False)}
+    without = {
+        "labels": (),
+        "sample_weight": None,
+        "group": None,
+        "slice_metrics_by": (),
+        "shuffle": Shuffle(enabled=False),
+    }
     return config.model_copy(update=without)
 
 

@@ -126,7 +126,7 @@ class InputSignature(_Described):
             here, there = self.fitted[changed[0]][:8], known.fitted[changed[0]][:8]
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             raise DataError(
-                f"data.fitted: {', '.join(changed[:3])}{more} was fitted otherwise: from {self.fitted_from} (hash "
+                f"data.statistics: {', '.join(changed[:3])}{more} was fitted otherwise: from {self.fitted_from} (hash "
                 f"{here}) here, and from {known.fitted_from} (hash {there}) in the fit {relation}. Put that fit back "
                 "(`paddlewheel data fit` on the same data makes it again), train anew (--fresh), or go on with the new "
                 "one (train --resume)"

@@ -91,10 +91,10 @@ class Fitted:
 
     @classmethod
     def load(cls, config: DataConfig) -> "Fitted":
-        """Reads `data.fitted`. Raises DataError if it is missing, damaged, or does not have what the job needs."""
-        if config.fitted is None:
+        """Reads `data.statistics`. Raises DataError if it is missing, damaged, or does not have what the job needs."""
+        if config.statistics is None:
             return cls({}, {}, {}, {})
-        what = f"data.fitted: {config.fitted}"
+        what = f"data.statistics: {config.statistics}"
         try:
             return read_patiently(what, lambda: cls._load(config))
         except DataError:
@@ -104,18 +104,18 @@ class Fitted:
 
     @classmethod
     def _load(cls, config: DataConfig) -> "Fitted":
-        assert config.fitted is not None
-        folder = Path(config.fitted)
+        assert config.statistics is not None
+        folder = Path(config.statistics)
         remedy = "run `paddlewheel data fit JOB`"
         if not (folder / "fitted.json").exists():
-            raise DataError(f"data.fitted: {folder}/fitted.json does not exist; {remedy}")
+            raise DataError(f"data.statistics: {folder}/fitted.json does not exist; {remedy}")
         try:
             content = json.loads((folder / "fitted.json").read_text())
         except ValueError as error:
-            raise DataError(f"data.fitted: {folder}/fitted.json is damaged ({error}); {remedy}") from None
+            raise DataError(f"data.statistics: {folder}/fitted.json is damaged ({error}); {remedy}") from None
         if content.get("version") != _VERSION:
             raise DataError(
-                f"data.fitted: {folder} has version {content.get('version')}, {_VERSION} is needed; {remedy}"
+                f"data.statistics: {folder} has version {content.get('version')}, {_VERSION} is needed; {remedy}"
             )
         vocabularies: dict[str, UInt64] = {}
         if (folder / "vocabulary.parquet").exists():
@@ -132,7 +132,7 @@ class Fitted:
         for name, rules in needs(config).items():
             if content["rules"].get(name) != rules:
                 raise DataError(
-                    f"data.fitted: {folder} was made for other settings of {name!r} "
+                    f"data.statistics: {folder} was made for other settings of {name!r} "
                     f"({content['rules'].get(name)}, the job says "
                     f"{rules}); {remedy}"
                 )
@@ -166,16 +166,16 @@ class Fitted:
         for column, (mean, deviation) in self.moments.items():
             if not (np.isfinite(mean) and np.isfinite(deviation) and deviation >= 0):
                 raise DataError(
-                    f"data.fitted: {folder} has mean {mean} and deviation {deviation} for {column!r}; {remedy}"
+                    f"data.statistics: {folder} has mean {mean} and deviation {deviation} for {column!r}; {remedy}"
                 )
         for name, borders in self.boundaries.items():
             if not (np.isfinite(borders).all() and (np.diff(borders) > 0).all()):
-                raise DataError(f"data.fitted: {folder} has quantiles for {name!r} that do not rise; {remedy}")
+                raise DataError(f"data.statistics: {folder} has quantiles for {name!r} that do not rise; {remedy}")
 
     def save(self, config: DataConfig, counts: Mapping[str, npt.NDArray[np.int64]]) -> None:
-        """Writes `data.fitted`, `fitted.json` last and by rename."""
-        assert config.fitted is not None
-        folder = Path(config.fitted)
+        """Writes `data.statistics`, `fitted.json` last and by rename."""
+        assert config.statistics is not None
+        folder = Path(config.statistics)
         folder.mkdir(parents=True, exist_ok=True)
         if self.vocabularies:
             table = pa.table(

@@ -169,7 +169,7 @@ class Client:
         """Apply one update of the table's rule to each key; returns when all servers have applied theirs.
 
         grads_UW: the gradient of the loss summed over rows, summed over each key's occurrences. shows_U: occurrences
-        (> 0). clicks_U: occurrences in rows with a positive label. With `occurrences: mean` the rule sees
+        (> 0). clicks_U: occurrences in rows with a positive label. With `gradient_reduction: mean` the rule sees
         grads / shows. rate: factor of the table's learning rate for this push; tables of Paddle's engine know only 1.
         Raises PushError.
         """
@@ -184,7 +184,7 @@ class Client:
         row_UV = np.zeros((len(keys_U), _PUSH_PREFIX + 1 + t.config.width), np.float32)
         row_UV[:, 1] = shows_U
         row_UV[:, 2] = clicks_U
-        divisor = row_UV[:, 1:2] if t.config.optimizer.occurrences == "mean" else np.float32(1)
+        divisor = row_UV[:, 1:2] if t.config.optimizer.gradient_reduction == "mean" else np.float32(1)
         np.divide(grads_UW, divisor, out=row_UV[:, _PUSH_PREFIX + t.unused_columns :])
         with self._gate.beside_others(), self._pushing():
             deadline = time.monotonic() + self._pull_timeout_seconds

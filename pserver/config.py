@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 # slower: each is a file, and Paddle starts a shell for each (about 10 ms). Fewer leave cores of a server without work.
 _NUM_SHARDS, _MIN_SHARDS_PER_SERVER = 48, 8
 
-Occurrences = Literal["sum", "mean"]
+GradientReduction = Literal["sum", "mean"]
 Engine = Literal["auto", "paddlewheel", "paddle"]
 _WeightBounds = tuple[float, float]
 
@@ -43,7 +43,7 @@ class Sgd(_Rule):
 
     rule: Literal["sgd"] = "sgd"
     learning_rate: float = Field(default=0.05, gt=0, description="Step size of the rule; unitless.")
-    occurrences: Occurrences = Field(
+    gradient_reduction: GradientReduction = Field(
         default="sum", description="How the gradients of one key's occurrences in a push become its g: sum or mean."
     )
 
@@ -56,7 +56,7 @@ class AdaGrad(_Rule):
     initial_accumulator: float = Field(
         default=3.0, gt=0, description="a0: how much squared gradient it takes until steps shrink noticeably."
     )
-    occurrences: Occurrences = Field(
+    gradient_reduction: GradientReduction = Field(
         default="mean", description="How the gradients of one key's occurrences in a push become its g: sum or mean."
     )
 
@@ -75,7 +75,7 @@ class Adam(_Rule):
     beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the first moment, per update of the key.")
     beta2: float = Field(default=0.999, ge=0, lt=1, description="Decay of the second moment, per update of the key.")
     epsilon: float = Field(default=1e-8, gt=0, description="Added to the root of the second moment.")
-    occurrences: Occurrences = Field(
+    gradient_reduction: GradientReduction = Field(
         default="sum", description="How the gradients of one key's occurrences in a push become its g: sum or mean."
     )
 
@@ -131,7 +131,7 @@ class TableConfig(_Frozen):
     )
     unclicked_weight: float = Field(default=1.0, ge=0, description="Score of a show without a click.")
     clicked_weight: float = Field(default=1.0, ge=0, description="Score of a show with a click.")
-    admission: int | None = Field(
+    admission_threshold: int | None = Field(
         default=None,
         ge=1,
         le=2**31,
@@ -145,7 +145,7 @@ class TableConfig(_Frozen):
         description="Whether the push that creates a key's embedding trains it, too; Paddle's table does not.",
     )
     train_below_admission: bool = Field(
-        default=True, description="Whether a key below `admission` has its first-order weight trained."
+        default=True, description="Whether a key below `admission_threshold` has its first-order weight trained."
     )
     l2: float = Field(
         default=0.0,

@@ -67,7 +67,7 @@ def _describe_table(
     accessor.accessor_class = "CtrCommonAccessor"  # a pull returns [show, click, first-order weight, embedding...]
     accessor.fea_dim = config.width + 3
     accessor.embedx_dim = config.width
-    accessor.embedx_threshold = config.admission or 0
+    accessor.embedx_threshold = config.admission_threshold or 0
     ctr = accessor.ctr_accessor_param
     ctr.nonclk_coeff, ctr.click_coeff = config.unclicked_weight, config.clicked_weight
     ctr.base_threshold = ctr.delta_threshold = 0

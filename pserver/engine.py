@@ -39,7 +39,7 @@ def options(
         "high": optimizer.weight_bounds[1],
         "unclicked": config.unclicked_weight,
         "clicked": config.clicked_weight,
-        "admission": (float(config.admission or 0),),
+        "admission": (float(config.admission_threshold or 0),),
         "decay": life.show_click_decay,
         "delete_below": life.delete_below_score,
         "half": config.dtype == "bfloat16",

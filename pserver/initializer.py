@@ -25,11 +25,11 @@ def admitted(
     config: TableConfig, shows_U: npt.NDArray[np.float32], clicks_U: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.bool_]:
     """Which keys have an embedding: those whose score reaches the admission score; in float32, as on the server."""
-    if config.admission is None:
+    if config.admission_threshold is None:
         return np.ones(len(shows_U), np.bool_)
     score_U = (shows_U - clicks_U) * np.float32(config.unclicked_weight)
     score_U += clicks_U * np.float32(config.clicked_weight)
-    return np.asarray(score_U >= np.float32(config.admission))
+    return np.asarray(score_U >= np.float32(config.admission_threshold))
 
 
 class Initializer:
@@ -59,7 +59,7 @@ class Initializer:
         """A new array of effective values: initial vectors plus changes; embedding 0 where not admitted."""
         values_UW: npt.NDArray[np.float32] = self._rows_RW.take((keys_U & _ROW_MASK).astype(np.intp), 0, mode="clip")
         values_UW += change_UW
-        if self._config.admission is not None:
+        if self._config.admission_threshold is not None:
             values_UW[~admitted_U, self._first_order :] = 0
         return values_UW
 

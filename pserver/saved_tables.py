@@ -288,7 +288,7 @@ def verify(saved: SavedTable) -> None:
 
 def count_embeddings(saved: SavedTable) -> int:
     """How many rows have an embedding; counts the columns without reading them."""
-    if saved.config.admission is None:
+    if saved.config.admission_threshold is None:
         return saved.num_rows
     if saved.kind == "rows":
         with ThreadPoolExecutor(_NUM_THREADS) as pool:

@@ -63,9 +63,9 @@ def data_section(directory: str | Path) -> dict[str, Any]:
         "dense": {"columns": list(DENSE), "transform": "log1p"},
         "sparse": [
             *(
-                {"name": f"{c}_bucket", "column": c, "bucketize": {"kind": "log_square"}, "missing": "key"}
+                {"name": f"{c}_bucket", "column": c, "bucketize": {"kind": "log_square"}, "null_policy": "own_key"}
                 for c in DENSE
             ),
-            *({"name": c, "missing": "key"} for c in SPARSE),
+            *({"name": c, "null_policy": "own_key"} for c in SPARSE),
         ],
     }

@@ -1,7 +1,7 @@
 """libsvm and libfm text: a label, then `index:value` pairs; `qid:<n>` and a comment after `#` may be there.
 
-A row becomes `label` (float32, as written: -1/1 labels need `label: {positive: 1}` in the job), `ids` (list of int64,
-as written), `values` (list of float32, as long), and `qid` (int64, null where there is none).
+A row becomes `label` (float32, as written: -1/1 labels need `label_rule: {positive: 1}` in the job), `ids` (list of
+int64, as written), `values` (list of float32, as long), and `qid` (int64, null where there is none).
 """
 
 from collections.abc import Iterable, Iterator
@@ -145,6 +145,6 @@ def data_section(directory: str | Path, max_length: int = 256) -> dict[str, Any]
         "eval": str(root / "eval"),
         "batch_rows": 2048,
         "labels": ["label"],
-        "label": {"positive": 1},
+        "label_rule": {"positive": 1},
         "sparse": [{"name": "ids", "weights": "values", "max_length": max_length}],
     }

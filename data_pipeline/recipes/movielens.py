@@ -193,6 +193,6 @@ def data_section(directory: str | Path) -> dict[str, Any]:
             {"name": "item", "table": "item"},
             *({"name": n} for n in ("gender", "occupation", "year")),
             {"name": "genres", "pooling": "mean", "max_length": 6},
-            {"name": "history", "table": "item", "pooling": "mean", "max_length": 50, "keep": "last"},
+            {"name": "history", "table": "item", "pooling": "mean", "max_length": 50, "truncate": "last"},
         ],
     }

@@ -96,6 +96,7 @@ def drill(num_keys: int, *, seed: int = 0, width: int = 16, num_servers: int = 2
                 "data": {
                     "train": str(folder / "train"),
                     "batch_rows": batch_rows,
+                    "slice_assignment": "static",
                     "labels": ["click"],
                     "sparse": [{"name": f"f{i}"} for i in range(_NUM_FEATURES)],
                 },
@@ -105,7 +106,7 @@ def drill(num_keys: int, *, seed: int = 0, width: int = 16, num_servers: int = 2
                 "cluster": {"servers": num_servers, "trainers": 2},
                 "checkpoint": {"every_steps": steps_per_epoch + 1, "keep": 2},
                 "metrics": {"enabled": False},
-                "control": {"backoff_seconds": 0.0, "leases": "static"},
+                "control": {"backoff_seconds": 0.0},
             }
         )
         saboteur = _Saboteur(round(1.5 * steps_per_epoch) + 1)

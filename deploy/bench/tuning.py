@@ -2,7 +2,7 @@
 
 A search file names keys as `--set` does, and for each a range or choices:
 
-    train.dense.learning_rate: {low: 1e-4, high: 1e-2, log: true}
+    train.dense_optimizer.learning_rate: {low: 1e-4, high: 1e-2, log: true}
     model.dropout: {choices: [0.0, 0.2, 0.5]}
     tables.default.width: {low: 4, high: 32, step: 4}
 """

@@ -117,7 +117,7 @@ def num_floats(job: JobConfig) -> int:
             num_dense=len(job.data.dense_columns),
             num_labels=len(job.data.labels),
             model=job.model,
-            optimizer=job.train.dense,
+            optimizer=job.train.dense_optimizer,
             seed=job.seed,
             rank=None,
         )

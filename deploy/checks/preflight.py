@@ -16,12 +16,12 @@ from paddlewheel.data_pipeline.files import SourceFile
 from paddlewheel.data_pipeline.loader import Loader
 from paddlewheel.deploy.checks.model_check import ModelCheck
 from paddlewheel.pserver import requirements
-from paddlewheel.trainer.distributed.subprocesses import reserve_port
 from paddlewheel.trainer.checkpoint.folder_store import open_address, open_checkpoints
 from paddlewheel.trainer.checkpoint.object_store import ObjectStore
 from paddlewheel.trainer.checkpoint.store import Checkpoints
 from paddlewheel.trainer.checkpoint.trained_model import inputs_of, trained_with
 from paddlewheel.trainer.coordinator.resume import newest_complete
+from paddlewheel.trainer.distributed.subprocesses import reserve_port
 from paddlewheel.trainer.job.config import JobConfig, check_server_folders
 from paddlewheel.trainer.job.errors import ConfigError, Problem
 from paddlewheel.trainer.kernels import cpu as cpu_native
@@ -121,7 +121,7 @@ def _check_data(job: JobConfig, mode: str, paddle: str, restore: str | None, res
     cluster = job.cluster
     for port in (*(cluster.server_ports or ()), cluster.coordinator_port):
         if port is not None:
-            reserve_port(cluster.address, port).close()
+            reserve_port(cluster.bind_address, port).close()
     return Preflight(
         paddle=paddle,
         train_rows=datasets["train"].num_rows if "train" in datasets else None,
@@ -155,7 +155,7 @@ def check_folders(job: JobConfig) -> None:
         "run_dir": job.run_dir,
         "checkpoint.directory": job.checkpoint.directory,
         "checkpoint.staging": job.checkpoint.staging,
-        "metrics.targets": job.metrics.targets,
+        "metrics.prometheus_sd_directory": job.metrics.prometheus_sd_directory,
         "data.quarantine_directory": job.data.quarantine_directory,
         "train.days.publish.directory": job.train.days.publish.directory
         if job.train.days and job.train.days.publish
@@ -224,7 +224,7 @@ def _check_processor(job: JobConfig, mode: Literal["train", "evaluate"]) -> None
         _check_gpu()
     else:
         precision = cpu_native.cpu_precision(job.train.precision, predicts=mode == "evaluate")
-        cpu_native.check(job.train.operators, precision)
+        cpu_native.check(job.train.cpu_backend, precision)
 
 
 def _check_gpu() -> None:

@@ -16,7 +16,7 @@ def curves(
     *,
     json: Json = False,
 ) -> None:
-    """Draw what a run has learnt: loss, evaluations, reliability, and the values of `data.report_by`."""
+    """Draw what a run has learnt: loss, evaluations, reliability, and the values of `data.slice_metrics_by`."""
     from paddlewheel.deploy.reports import learning_curves
 
     files = learning_curves.write(run_dir, out or run_dir / "report")

@@ -153,7 +153,7 @@ def _report(found: "Quality") -> str:
 
 @app.command
 def fit(job: JobFile, *, overrides: Overrides = ()) -> None:
-    """Find means, quantiles and vocabularies in the training data and write them to the job's data.fitted."""
+    """Find means, quantiles and vocabularies in the training data and write them to the job's data.statistics."""
     from paddlewheel.data_pipeline.dataset import Dataset
     from paddlewheel.data_pipeline.errors import DataError
     from paddlewheel.data_pipeline.fit import fit as fit_data
@@ -168,7 +168,7 @@ def fit(job: JobFile, *, overrides: Overrides = ()) -> None:
         found = fit_data(dataset, data, on_progress=tick)
     kept = ", ".join(f"{name} {keys.size:,}" for name, keys in found.vocabularies.items())
     print(
-        f"wrote {data.fitted}: {len(found.moments)} means, {len(found.boundaries)} quantile sets"
+        f"wrote {data.statistics}: {len(found.moments)} means, {len(found.boundaries)} quantile sets"
         + (f"; values kept: {kept}" if kept else "")
     )
 
@@ -403,7 +403,8 @@ def libsvm(
 ) -> None:
     """Libsvm or libfm text (`label index:value ...`) to train/ and eval/: columns label, ids, values, qid.
 
-    In a job: `sparse: [{name: ids, weights: values, max_length: 256}]`, and for -1/1 labels `label: {positive: 1}`.
+    In a job: `sparse: [{name: ids, weights: values, max_length: 256}]`, and for -1/1 labels
+    `label_rule: {positive: 1}`.
 
     Parameters
     ----------

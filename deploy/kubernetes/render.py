@@ -519,7 +519,7 @@ def _for_pods(job: JobConfig, name: str, options: KubernetesOptions) -> JobConfi
     places: list[tuple[str, str | Sequence[str] | None, list[str]]] = [
         ("data.train", job.data.train, mounted),
         ("data.eval", job.data.eval, mounted),
-        ("data.fitted", job.data.fitted, mounted),
+        ("data.statistics", job.data.statistics, mounted),
         ("data.quarantine_directory", job.data.quarantine_directory, [RUNS_PATH]),
         ("checkpoint.directory", job.checkpoint.directory, [RUNS_PATH]),
         ("checkpoint.staging", job.checkpoint.staging, [RUNS_PATH]),

@@ -33,13 +33,13 @@ from paddlewheel.deploy.launch.outcome import RunOutcome
 from paddlewheel.deploy.launch.plan import Mode, Resume, metrics_address, plan_of, targets_folder
 from paddlewheel.trainer.agent.paddle_environment import COMPUTE_THREADS
 from paddlewheel.trainer.agent.silence import Silence
-from paddlewheel.trainer.distributed.subprocesses import kill_leftovers, kill_session, reserve_port, start
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from paddlewheel.trainer.coordinator import resume as resuming
 from paddlewheel.trainer.coordinator.plan import JobPlan
 from paddlewheel.trainer.coordinator.resume import read_journal
 from paddlewheel.trainer.coordinator.security import Security
+from paddlewheel.trainer.distributed.subprocesses import kill_leftovers, kill_session, reserve_port, start
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_DONE, describe_exit
 from paddlewheel.trainer.worker import warm_start
@@ -156,7 +156,7 @@ def _sole_use(run_dir: Path) -> Iterator[None]:
 def _check_ports(job: JobConfig, hosts: HostsConfig | None) -> None:
     """Refuses taken ports of this machine before anything starts."""
     cluster = job.cluster
-    address = cluster.address if hosts is None else hosts.coordinator
+    address = cluster.bind_address if hosts is None else hosts.coordinator
     ports = [*((cluster.server_ports or ()) if hosts is None else ())]
     for port in [*ports, *([cluster.coordinator_port] if cluster.coordinator_port else [])]:
         reserve_port(address, port).close()
@@ -199,7 +199,7 @@ class _Launcher:
     ) -> None:
         self._job, self._plan, self._log_dir, self._display = job, plan, log_dir, display
         self._hosts, self._worker_commands = hosts, worker_commands
-        self._own_address = job.cluster.address if hosts is None else hosts.coordinator
+        self._own_address = job.cluster.bind_address if hosts is None else hosts.coordinator
         self._security = Security.from_environment()
         self._coordinator: Process | None = None
         self._address = ""
@@ -363,7 +363,7 @@ class _Launcher:
             return place.connected(place.shell_command(self._job, self._address, targets_folder(self._job)))
         cluster = self._job.cluster
         command = [sys.executable, "-m", "paddlewheel.trainer.agent.agent", "--role", name, "--rank", str(rank)]
-        command += ["--coordinator", self._address, "--host", cluster.address]
+        command += ["--coordinator", self._address, "--host", cluster.bind_address]
         if name == "pserver" and cluster.server_ports is not None:
             command += ["--port", str(cluster.server_ports[rank])]
         metrics = metrics_address(self._job, name, rank)

@@ -63,10 +63,10 @@ def metrics_address(job: JobConfig, role: str, rank: int = 0) -> str | None:
     """Where one process of a one-machine run serves its metrics; None: nowhere."""
     if not job.metrics.enabled:
         return None
-    host = job.metrics.address or job.cluster.address
+    host = job.metrics.address or job.cluster.bind_address
     return f"{host}:{job.metrics.port(role, rank, job.cluster.servers)}"
 
 
 def targets_folder(job: JobConfig) -> Path:
     """Where the processes of a job say to Prometheus (file_sd_configs) that they are there."""
-    return Path(job.metrics.targets or Path(job.run_dir, "targets")).absolute()
+    return Path(job.metrics.prometheus_sd_directory or Path(job.run_dir, "targets")).absolute()

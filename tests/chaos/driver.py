@@ -55,7 +55,7 @@ def job_file(folder: Path, data: Path, **sections: Any) -> Path:
         },
         "tables": {"default": {"width": 4, "optimizer": {"rule": "adagrad", "learning_rate": 0.1}}},
         "model": {"kind": "deepfm", "tower": [16]},
-        "train": {"epochs": EPOCHS, "dense": {"learning_rate": 0.003}},
+        "train": {"epochs": EPOCHS, "dense_optimizer": {"learning_rate": 0.003}},
         "cluster": {"servers": 2, "trainers": 2, "trainer_threads": 1},
         "checkpoint": {"every_steps": 15},
         "metrics": {"enabled": False},

@@ -174,7 +174,7 @@ def test_the_job_ends_and_each_row_counts_once(start_job: StartJob, undisturbed_
 
 def test_what_rounding_left_over_is_not_saved(start_job: StartJob, undisturbed_auc: float) -> None:
     """With 16 bits between trainers a restart begins owing nothing; rows, towers and AUC are as ever."""
-    job = start_job(27, train={"allreduce": "bfloat16"})
+    job = start_job(27, train={"allreduce_dtype": "bfloat16"})
     job.wait_for_commits(2)
     job.hit(job.pid_of("trainer", 1, "worker"))
     outcome = job.finish()
@@ -271,14 +271,14 @@ def test_a_flipped_byte_is_found_and_the_checkpoint_before_it_is_used(
 
 
 def test_a_recovered_run_equals_an_undisturbed_one(start_job: StartJob, tmp_path: Path) -> None:
-    """With one trainer, static leases and synchronous pulls, to the last bit of the dense part and of the tables."""
+    """With one trainer, static slices and synchronous pulls, to the last bit of the dense part and of the tables."""
     import numpy as np
 
     from paddlewheel.pserver.saved_tables import Rows, open_table, read_rows
 
     exact = {
         "cluster": {"servers": 2, "trainers": 1},
-        "control": {"leases": "static"},
+        "data": {"slice_assignment": "static"},
         "train": {"max_staleness_steps": 0, "epochs": 1},
     }
     dense, tables = [], []

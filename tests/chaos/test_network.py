@@ -189,7 +189,7 @@ def test_16_bits_halve_what_a_slow_cable_carries(click_data: Path, tmp_path: Pat
         hosts = Hosts()
         hosts.limit("50mbit")
         model = {"kind": "deepfm", "tower": [400, 400, 400]}
-        job = job_file(folder, click_data, model=model, train={"allreduce": wire, "epochs": 1})
+        job = job_file(folder, click_data, model=model, train={"allreduce_dtype": wire, "epochs": 1})
         cluster = Cluster(hosts, job, folder / "run")
         try:
             cluster.wait_until(lambda c=cluster: not c.processes, "the end of all roles")

@@ -150,8 +150,9 @@ def test_a_job_comes_out_as_on_the_cpu(tmp_path: Path):
     _paddlewheel("data", "synth", str(tmp_path / "data"), "--rows", "60k", "--seed", "3")
     job = yaml.safe_load(Path("jobs/quickstart.yaml").read_text())
     job["data"] |= {"train": str(tmp_path / "data/train"), "eval": str(tmp_path / "data/eval")}
+    job["data"]["slice_assignment"] = "static"
     job["train"] |= {"epochs": 2, "max_staleness_steps": 0}
-    job |= {"cluster": {"servers": 1, "trainers": 1}, "control": {"leases": "static"}}
+    job |= {"cluster": {"servers": 1, "trainers": 1}}
     results = {}
     for device, precision in (("cpu", "float32"), ("gpu", "float32"), ("gpu", "auto")):
         job["train"] |= {"device": device, "precision": precision}

@@ -188,7 +188,7 @@ AVX2 = 0x7  # what oneDNN says of a processor with neither AVX512-BF16 nor AMX
 @pytest.mark.parametrize("operators", ["auto", "native"])
 def test_bfloat16_on_a_processor_without_it(job: Job, monkeypatch: pytest.MonkeyPatch, operators: str) -> None:
     monkeypatch.setattr("paddlewheel.trainer.kernels.cpu._instructions", lambda: AVX2)
-    job.raw["train"] = {"precision": "bfloat16", "operators": operators}
+    job.raw["train"] = {"precision": "bfloat16", "cpu_backend": operators}
     assert_says(job.refusal(), "train.precision: bfloat16", "AVX512-BF16 or AMX", "Set train.precision to auto")
     path = job.folder / "job.yaml"
     assert run(["job", "check", str(path)]) == 64
@@ -200,9 +200,9 @@ def test_bfloat16_on_a_processor_without_it(job: Job, monkeypatch: pytest.Monkey
 def test_operators_that_cannot_be_built(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paddlewheel.trainer.kernels.cpu._places", lambda: [job.folder / "none.so"])
     monkeypatch.setenv("CXX", "no-such-compiler")
-    job.raw["train"] = {"operators": "native"}
-    assert_says(job.refusal(), "train.operators: native", "no C++ compiler", "apt-get install g++")
-    job.raw["train"] = {"operators": "auto"}
+    job.raw["train"] = {"cpu_backend": "native"}
+    assert_says(job.refusal(), "train.cpu_backend: native", "no C++ compiler", "apt-get install g++")
+    job.raw["train"] = {"cpu_backend": "auto"}
     path = job.folder / "job.yaml"
     path.write_text(yaml.safe_dump(job.raw))
     assert run(["job", "check", str(path)]) == 0
@@ -290,7 +290,9 @@ def test_a_run_folder_without_permission(job: Job) -> None:
     assert_says(job.refusal(), "run_dir: ", "cannot be written to")
 
 
-@pytest.mark.parametrize("key", ["checkpoint.directory", "metrics.targets", "data.quarantine_directory"])
+@pytest.mark.parametrize(
+    "key", ["checkpoint.directory", "metrics.prometheus_sd_directory", "data.quarantine_directory"]
+)
 def test_other_folders_that_a_job_writes_to(job: Job, key: str) -> None:
     assert_says(job.refusal("--set", f"{key}=/etc/hostname"), f"{key}: /etc/hostname is a file")
 

@@ -23,10 +23,9 @@ SETTINGS = {
     "train": {
         "epochs": EPOCHS,
         "max_staleness_steps": 0,
-        "evaluation": {"every_steps": EVERY, "every_epochs": 1, "metric": "logloss", "keep_best": True},
+        "evaluation": {"every_steps": EVERY, "every_epochs": 1, "metric": "logloss", "save_best": True},
     },
     "checkpoint": {"every_steps": EVERY, "keep": 1},
-    "control": {"leases": "static"},
 }
 
 
@@ -34,7 +33,11 @@ SETTINGS = {
 def data(tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("clicks")
     synthetic.generate(folder, rows=12_000, seed=2)
-    return {**synthetic.data_section(folder), "batch_rows": 160}  # 60 steps an epoch, two evaluations
+    return {
+        **synthetic.data_section(folder),
+        "batch_rows": 160,
+        "slice_assignment": "static",
+    }  # 60 steps an epoch, two evaluations
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +109,7 @@ def test_the_best_checkpoint_survives(tmp_path: Path, data: dict, undisturbed: d
 @pytest.mark.slow
 def test_a_job_that_stopped_early_trains_no_more_when_it_is_started_again(tmp_path: Path, data: dict) -> None:
     """As when the final evaluation was cut short. The checkpoint of the last step is older than its evaluation."""
-    evaluation = {"every_epochs": 1, "metric": "logloss", "stop_after": 1}
+    evaluation = {"every_epochs": 1, "metric": "logloss", "patience": 1}
     job = Job(tmp_path, data, SETTINGS | {"train": {**SETTINGS["train"], "evaluation": evaluation}})
     results = []
     for _ in range(2):

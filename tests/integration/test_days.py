@@ -37,7 +37,7 @@ SETTINGS = {
     "tables": {
         "default": {
             "width": 4,
-            "admission": ADMISSION,
+            "admission_threshold": ADMISSION,
             "optimizer": {"rule": "adagrad", "learning_rate": 0.1},
             "lifecycle": {"show_click_decay": float(DECAY), "delete_below_score": float(LEAST)},
         }
@@ -45,7 +45,7 @@ SETTINGS = {
     "model": {"kind": "deepfm", "tower": [8]},
     "train": {"max_staleness_steps": 0},
     "cluster": {"servers": 2, "trainers": 1},
-    "control": {"leases": "static", "max_restarts": 3, "backoff_seconds": 0.1},
+    "control": {"max_restarts": 3, "backoff_seconds": 0.1},
     "checkpoint": {"every_steps": 4, "keep": 100},
     "metrics": {"enabled": False},
 }
@@ -76,6 +76,7 @@ def _data(folder: Path) -> dict:
         "train": str(folder),
         "labels": ["click"],
         "batch_rows": 250,
+        "slice_assignment": "static",
         "sparse": [{"name": "a"}, {"name": "b"}],
     }
 

@@ -60,7 +60,7 @@ def test_bad_rows_at_the_end_and_scores_that_are_not_finite_do_not_keep_a_job_fr
     settings = {
         **SMALL,
         "tables": {"default": {"width": 4, "optimizer": {"rule": "sgd", "learning_rate": 1e-9}}},
-        "train": {"dense": {"learning_rate": 1e-9}, "evaluation": {"every_steps": 10}},
+        "train": {"dense_optimizer": {"learning_rate": 1e-9}, "evaluation": {"every_steps": 10}},
         "cluster": {"servers": 1, "trainers": 2},
         "control": {"max_restarts": 0},
     }

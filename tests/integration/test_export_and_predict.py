@@ -97,7 +97,7 @@ class Trained:
                 found.append(self.program.predict(batch, rows))
                 return found[-1]
 
-        program = dense_program(job, tables, cpu.choose(job.train.operators, job.train.precision).precision)
+        program = dense_program(job, tables, cpu.choose(job.train.cpu_backend, job.train.precision).precision)
         program.load_state(manifest.read(self.step).dense())
         with (
             local_servers(tables, 1, self.folder) as servers,
@@ -421,7 +421,9 @@ def test_a_job_begins_with_an_export(clicks, tmp_path) -> None:
     settings |= {"warm_start": {"source": str(tmp_path / "export"), "dense": True}, "run_dir": str(tmp_path / "run")}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(settings))
     still = ["--set=tables.default.optimizer.learning_rate=1e-12", "--set=tables.items.optimizer.learning_rate=1e-12"]
-    result = paddlewheel("train", tmp_path / "job.yaml", *still, "--set=train.dense.learning_rate=1e-12")["result"]
+    result = paddlewheel("train", tmp_path / "job.yaml", *still, "--set=train.dense_optimizer.learning_rate=1e-12")[
+        "result"
+    ]
     for metric in ("auc", "logloss"):
         assert result["eval"][metric] == pytest.approx(clicks.result["eval"][metric], abs=2e-3)
     assert {name: t["keys"] for name, t in result["warm_start"]["tables"].items()} == clicks.result["keys"]

@@ -20,7 +20,7 @@ DOCUMENTED = {
     "key_value_store.py": ("the trainers' store",),
     "paddlewheel.trainer.worker": (
         "AllReduce (gloo, any port)",
-        "AllReduce with `train.allreduce` in 16 bits (any port)",
+        "AllReduce with `train.allreduce_dtype` in 16 bits (any port)",
     ),
 }
 """The rows of the table, by the process that listens."""
@@ -30,7 +30,7 @@ DOCUMENTED = {
 @pytest.mark.timeout(400)
 def test_a_job_listens_on_loopback_alone_and_on_nothing_that_is_not_documented(tmp_path: Path) -> None:
     synthetic.generate(tmp_path / "data", 40_000, 5)
-    sections = {"metrics": {"enabled": True}, "train": {"epochs": 50, "allreduce": "bfloat16"}}
+    sections = {"metrics": {"enabled": True}, "train": {"epochs": 50, "allreduce_dtype": "bfloat16"}}
     job = ChaosJob(job_file(tmp_path, tmp_path / "data", **sections), seed=0)
     try:
         job.wait_for_step(3)

@@ -20,17 +20,21 @@ def job(tmp_path: Path, **parts) -> JobConfig:
             "name": "parity",
             "seed": 7,
             "run_dir": str(tmp_path / "run"),
-            "data": {**synthetic.data_section(tmp_path / "data"), "batch_rows": 256, "threads": 0},
-            "tables": {"default": {"width": 4, "shards": 2, "admission": 3, "optimizer": optimizer}},
+            "data": {
+                **synthetic.data_section(tmp_path / "data"),
+                "batch_rows": 256,
+                "threads": 0,
+                "slice_assignment": "static",
+            },
+            "tables": {"default": {"width": 4, "shards": 2, "admission_threshold": 3, "optimizer": optimizer}},
             "model": {"kind": "deepfm", "tower": [16], "dropout": 0.2},
             "train": {
                 "epochs": 2,
                 "max_staleness_steps": 0,
                 "embedding_l2": 0.01,
-                "dense": {"clip_norm": 0.5, "schedule": {"warmup_steps": 5, "decay": "cosine"}},
+                "dense_optimizer": {"clip_norm": 0.5, "schedule": {"warmup_steps": 5, "decay": "cosine"}},
             },
             "cluster": {"servers": 2, "trainers": 1},
-            "control": {"leases": "static"},
             **parts,
         }
     )

@@ -73,6 +73,7 @@ def _job(tmp_path: Path, rule: str, trainers: int, servers: int) -> JobConfig:
                     {"name": "seen", "pooling": "sum", "max_length": 3, "table": "things", "key_space": "seen"},
                 ],
                 "shuffle": {"slice_rows": 8},
+                "slice_assignment": "static",
             },
             "tables": {
                 "default": {"width": 3, "initial_range": 0.3, "optimizer": RULES[rule]},
@@ -85,10 +86,9 @@ def _job(tmp_path: Path, rule: str, trainers: int, servers: int) -> JobConfig:
                 "max_staleness_steps": 0,
                 "embedding_l2": 0.01,
                 "precision": "float32",
-                "dense": {"learning_rate": 0.01, "epsilon": 1e-3, "weight_decay": 0.1},
+                "dense_optimizer": {"learning_rate": 0.01, "epsilon": 1e-3, "weight_decay": 0.1},
             },
             "cluster": {"servers": servers, "trainers": trainers},
-            "control": {"leases": "static"},
         }
     )
 
@@ -113,7 +113,7 @@ def _reference(job: JobConfig) -> ReferenceJob:
         num_dense=2,
         num_labels=1,
         model=job.model,
-        optimizer=job.train.dense,
+        optimizer=job.train.dense_optimizer,
         seed=job.seed,
         rank=0,
     )

@@ -95,12 +95,13 @@ def test_evaluate_repeats_what_train_reported(two_by_two) -> None:
 
 def test_a_strictly_synchronous_run_repeats_bit_for_bit(tmp_path: Path, clicks) -> None:
     folder, _ = clicks
-    settings = _merged(SMALL, {"train": {"max_staleness_steps": 0}, "control": {"leases": "static"}})
+    data = {**synthetic.data_section(folder), "slice_assignment": "static"}
+    settings = _merged(SMALL, {"train": {"max_staleness_steps": 0}})
     results = []
     for number in range(2):
         place = tmp_path / str(number)
         place.mkdir()
-        code, outcome = Job(place, synthetic.data_section(folder), settings).run("train")
+        code, outcome = Job(place, data, settings).run("train")
         assert code == 0, outcome
         results.append(outcome["result"])
     assert results[0]["dense_hash"] == results[1]["dense_hash"]
@@ -113,7 +114,7 @@ def test_a_strictly_synchronous_run_repeats_bit_for_bit(tmp_path: Path, clicks) 
 def test_16_bits_between_trainers(tmp_path: Path, clicks, two_by_two, wire: str, trainers: int) -> None:
     """Trainers compare all dense parameters at the end. The model is as good; so is what goes on from a checkpoint."""
     folder, _ = clicks
-    train = {"allreduce": wire, "epochs": 2}
+    train = {"allreduce_dtype": wire, "epochs": 2}
     job = Job(
         tmp_path,
         synthetic.data_section(folder),
@@ -153,9 +154,8 @@ def _with_a_row_that_explodes(tmp_path: Path, *, batch_rows: int, **written: Any
 @pytest.mark.parametrize("wire", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_a_bad_batch_of_one_trainer_is_skipped_by_all_with_16_bits(tmp_path: Path, wire: str) -> None:
     data = _with_a_row_that_explodes(tmp_path, batch_rows=250, row_group_size=500)
-    settings = _merged(
-        SMALL, {"train": {"allreduce": wire}, "cluster": {"trainers": 2}, "control": {"leases": "static"}}
-    )
+    data["slice_assignment"] = "static"
+    settings = _merged(SMALL, {"train": {"allreduce_dtype": wire}, "cluster": {"trainers": 2}})
     code, outcome = Job(tmp_path, data, settings).run("train")
     assert code == 0, outcome
     result = outcome["result"]
@@ -194,11 +194,11 @@ def test_what_the_readers_left_out_is_in_the_result(tmp_path: Path) -> None:
 
 def test_more_bad_steps_than_allowed_end_the_job(tmp_path: Path) -> None:
     data = _two_features(tmp_path, [3_000])
-    settings = _merged(SMALL, {"train": {"max_bad_steps": 2, "dense": {"learning_rate": 1e30}}})
+    settings = _merged(SMALL, {"train": {"max_nonfinite_steps": 2, "dense_optimizer": {"learning_rate": 1e30}}})
     settings["control"] = {"max_restarts": 3}
     code, outcome = Job(tmp_path, data, settings).run("train")
     assert code == 64, "to start again would not help"
-    assert "train.max_bad_steps" in outcome["cause"]
+    assert "train.max_nonfinite_steps" in outcome["cause"]
     assert outcome["num_restarts"] == 0
 
 

@@ -57,6 +57,7 @@ def run(
                 "batch_rows": 256,
                 "group": "segment",
                 "threads": 0,
+                "slice_assignment": "static",
                 **(data or {}),
             },
             "tables": {"default": {"width": 4, "shards": 2, "optimizer": {"rule": "adagrad", "learning_rate": 0.1}}},
@@ -64,7 +65,6 @@ def run(
             "train": train,
             "cluster": {"servers": 1, "trainers": trainers},
             "checkpoint": {"keep": 1},
-            "control": {"leases": "static"},
         }
     )
     with local_servers(job.tables, 1, tmp_path) as servers:
@@ -81,7 +81,7 @@ def test_evaluations_stop_training_and_keep_the_best(tmp_path: Path, clicks: Pat
         clicks,
         epochs=10,
         dense={"learning_rate": 0.05},  # too fast: it soon gets worse
-        evaluation={"every_steps": 8, "metric": "logloss", "stop_after": 2, "keep_best": True},
+        evaluation={"every_steps": 8, "metric": "logloss", "patience": 2, "save_best": True},
     )
     results = [result_of(events) for events in every]
     evaluations = results[0]["evaluations"]

@@ -25,7 +25,7 @@ SETTINGS = {
 }
 STILL = [  # learns nothing, so what it began with is what it ends with
     "--set=tables.default.optimizer.learning_rate=1e-12",
-    "--set=train.dense.learning_rate=1e-12",
+    "--set=train.dense_optimizer.learning_rate=1e-12",
 ]
 
 

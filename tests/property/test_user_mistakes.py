@@ -83,7 +83,7 @@ COMMANDS = (
 
 
 HOSTS = {"coordinator": "127.0.0.1", "hosts": [{"name": "a", "address": "127.0.0.1", "servers": 1, "trainers": 2}]}
-SPACE = {"train.dense.learning_rate": {"low": 0.001, "high": 0.1, "log": True}, "seed": {"choices": [1, 2]}}
+SPACE = {"train.dense_optimizer.learning_rate": {"low": 0.001, "high": 0.1, "log": True}, "seed": {"choices": [1, 2]}}
 
 
 @pytest.fixture(scope="module")
@@ -237,9 +237,9 @@ KEYS = (
     "name", "seed", "run_dir", "data", "data.train", "data.eval", "data.labels", "data.sparse", "data.sparse.0",
     "data.sparse.0.name", "data.dense", "data.dense.columns", "data.batch_rows", "tables", "tables.default",
     "tables.default.optimizer", "model", "model.kind", "model.tower", "train", "train.days", "train.days.range",
-    "cluster", "cluster.address", "cluster.server_ports", "cluster.coordinator_port", "checkpoint",
+    "cluster", "cluster.bind_address", "cluster.server_ports", "cluster.coordinator_port", "checkpoint",
     "checkpoint.directory", "checkpoint.staging", "metrics", "metrics.address", "control", "warm_start",
-    "warm_start.source", "data.group", "data.sample_weight", "data.report_by", "x", "x.y.0",
+    "warm_start.source", "data.group", "data.sample_weight", "data.slice_metrics_by", "x", "x.y.0",
 )  # fmt: skip
 
 VALUES: tuple[Any, ...] = (

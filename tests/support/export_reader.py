@@ -99,7 +99,7 @@ class Reader:
             if value is not None
         ]
         pairs = [pair for pair in pairs if pair[0]]
-        pairs = pairs[: rule["max_length"]] if rule["keep"] == "first" else pairs[-rule["max_length"] :]
+        pairs = pairs[: rule["max_length"]] if rule["truncate"] == "first" else pairs[-rule["max_length"] :]
         if not pairs and missing:
             pairs = [(missing, 1.0)]
         return [key for key, _ in pairs], [weight for _, weight in pairs]
@@ -112,7 +112,7 @@ class Reader:
     def dense(self, row: dict[str, Any]) -> list[float]:
         result = []
         for rule in self.spec["inputs"]["dense"]:
-            value = row.get(rule["column"]) if rule["column"] in row else rule["absent"]
+            value = row.get(rule["column"]) if rule["column"] in row else rule["absent_column"]
             if value is None or math.isnan(value):
                 value = rule["fill"]
             value = float(value)

@@ -100,7 +100,7 @@ def config_for(path: Path, **more: object) -> DataConfig:
     sparse = [{"name": n, "max_length": 8} for n, c in columns.items() if n != label and c.kind in usable]
     dense = [n for n in numbers if n != label]
     return DataConfig(
-        labels=label, label={"at_least": 0}, sparse=sparse or [{"name": "other", "absent": "missing"}],
+        labels=label, label_rule={"at_least": 0}, sparse=sparse or [{"name": "other", "absent_column": "missing"}],
         dense={"columns": dense, "clip": [-9, 9]} if dense else (), threads=0, batch_rows=64,
         **{"on_bad_row": "skip", **more},
     )  # fmt: skip

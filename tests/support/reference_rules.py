@@ -51,12 +51,12 @@ class ReferenceTable:
         )
         row["show"] += shows
         row["click"] += clicks
-        grad_W = np.asarray(grad_W, np.float64) / (shows if c.optimizer.occurrences == "mean" else 1.0)
+        grad_W = np.asarray(grad_W, np.float64) / (shows if c.optimizer.gradient_reduction == "mean" else 1.0)
         if c.first_order:
             row["first"].update(grad_W[:1])
         if row["embedding"] is not None:
             row["embedding"].update(grad_W[int(c.first_order) :])
-        elif self.score(row) >= (c.admission or 0):
+        elif self.score(row) >= (c.admission_threshold or 0):
             row["embedding"] = Block(c.optimizer, c.width)  # the push that creates an embedding does not train it
 
     def score(self, row):

@@ -30,7 +30,9 @@ class ReferenceJob:
         """What a pull of this key returns: its change, plus the initial vector where it has an embedding."""
         config = self.job.tables[table]
         row = self.tables[table].rows.get(int(key))
-        admitted = config.admission is None or (row is not None and self.tables[table].score(row) >= config.admission)
+        admitted = config.admission_threshold is None or (
+            row is not None and self.tables[table].score(row) >= config.admission_threshold
+        )
         value = self.tables[table].change(key)
         if admitted:
             value[int(config.first_order) :] += self.codebooks[table][int(key) & 0xFFFF]
@@ -99,7 +101,7 @@ class ReferenceJob:
                 rows[table, key] = rows.get((table, key), 0.0) + whole
 
     def _adam(self, gradients):
-        o = self.job.train.dense
+        o = self.job.train.dense_optimizer
         for name, g in gradients.items():
             self.m[name] = o.beta1 * self.m[name] + (1 - o.beta1) * g
             self.v[name] = o.beta2 * self.v[name] + (1 - o.beta2) * g**2

@@ -35,11 +35,11 @@ from grpc_reflection.v1alpha import reflection
 from paddlewheel.pserver.admin import identity, is_healthy
 from paddlewheel.pserver.errors import ServerError
 from paddlewheel.trainer.agent.paddle_environment import math_environment
-from paddlewheel.trainer.distributed.subprocesses import PortTakenError, interface_of, port_of, reserve_port
 from paddlewheel.trainer.agent.worker_process import WorkerProcess
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from paddlewheel.trainer.coordinator.security import Security, SecurityError
+from paddlewheel.trainer.distributed.subprocesses import PortTakenError, interface_of, port_of, reserve_port
 from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_DONE, describe_exit
 from paddlewheel.trainer.telemetry import Telemetry, WebSecurityError, WebServer, metrics_app
 from paddlewheel.trainer.telemetry.discovery import TargetFile

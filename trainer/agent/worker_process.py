@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from paddlewheel.trainer.distributed.subprocesses import kill_leftovers, kill_session, start
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.distributed.subprocesses import kill_leftovers, kill_session, start
 from paddlewheel.trainer.telemetry.logs import write_output
 
 _NUM_TAIL_LINES = 30

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 _SECTIONS = ("name", "seed", "data", "tables", "model", "train", "warm_start")
 _FREE = {  # may change from one run to the next
-    "data": ("train", "eval", "threads", "prefetch_batches", "on_bad_file", "quarantine_directory", "fitted"),
-    "train": ("epochs", "days", "max_bad_steps"),
+    "data": (
+        *("train", "eval", "threads", "prefetch_batches", "slice_assignment"),
+        *("on_bad_file", "quarantine_directory", "statistics"),
+    ),
+    "train": ("epochs", "days", "max_nonfinite_steps"),
 }
 
 
@@ -71,7 +74,7 @@ def without_types(job: Any) -> Any:
 
 
 def differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
-    """'train.dense.learning_rate: 0.001 before, 0.01 now', one for each value that differs."""
+    """'train.dense_optimizer.learning_rate: 0.001 before, 0.01 now', one for each value that differs."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in [*before, *(key for key in now if key not in before)]:
             yield from differences(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))

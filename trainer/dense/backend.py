@@ -40,7 +40,7 @@ def dense_program(
         "num_dense": len(job.data.dense_columns),
         "num_labels": len(job.data.labels),
         "model": job.model,
-        "optimizer": job.train.dense,
+        "optimizer": job.train.dense_optimizer,
         "seed": job.seed,
         "rank": rank,
         "logit_shift": logit_shift(job.train.negative_sampling),
@@ -70,7 +70,7 @@ def cpu_operators(job: JobConfig, *, predicts: bool = False) -> cpu.Choice:
     """
     if job.train.device == "gpu":
         return cpu.choose("auto", "auto")
-    return cpu.choose(job.train.operators, cpu.cpu_precision(job.train.precision, predicts=predicts))
+    return cpu.choose(job.train.cpu_backend, cpu.cpu_precision(job.train.precision, predicts=predicts))
 
 
 def open_device(rank: int) -> Device:

@@ -143,7 +143,7 @@ class DenseProgram:
         layouts: the tables, in the job's order.
         num_dense, num_labels: columns of a batch.
         model: the job's `model` block.
-        optimizer: the job's `train.dense` block.
+        optimizer: the job's `train.dense_optimizer` block.
         seed: initial parameters depend on this alone, so they are equal on every trainer.
         rank: makes dropout differ between trainers. None: the programs are built, to see whether they can be, and hold
             no memory; nothing can be run then.

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paddlewheel.trainer.distributed.subprocesses import tied
 from paddlewheel.trainer.distributed import key_value_store as rendezvous_store
 from paddlewheel.trainer.distributed.peer_connections import PeerConnections, PeerLostError, own_address
+from paddlewheel.trainer.distributed.subprocesses import tied
 
 __all__ = ["PeerLostError", "ProcessGroup"]
 

@@ -45,7 +45,7 @@ class ClusterConfig(Section):
     trainers: int = Field(default=1, ge=1, le=_MAX_ROLES)
     """Trainers. Each reads its share of the rows."""
 
-    address: str = "127.0.0.1"
+    bind_address: str = "127.0.0.1"
     """Address that the roles of a one-machine run bind to. Paddle's server has no authentication: keep it private."""
 
     coordinator_port: Port | None = None
@@ -180,13 +180,13 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
             f"{job.train.precision} is for GPUs, and train.device is cpu: take float32, bfloat16 or auto, or "
             "train.device: gpu",
         )
-    if job.train.device == "gpu" and job.train.operators == "native":
-        yield Problem("train.operators", "native are operators for CPUs, and train.device is gpu: leave the key out")
-    if job.train.device == "gpu" and job.train.allreduce != "float32":
+    if job.train.device == "gpu" and job.train.cpu_backend == "native":
+        yield Problem("train.cpu_backend", "native are operators for CPUs, and train.device is gpu: leave the key out")
+    if job.train.device == "gpu" and job.train.allreduce_dtype != "float32":
         yield Problem(
-            "train.allreduce",
-            f"{job.train.allreduce} is for trainers on CPUs, and train.device is gpu, where NCCL sums float32: leave "
-            "the key out, or take train.device: cpu",
+            "train.allreduce_dtype",
+            f"{job.train.allreduce_dtype} is for trainers on CPUs, and train.device is gpu, where NCCL sums float32: "
+            "leave the key out, or take train.device: cpu",
         )
     for index, feature in enumerate(job.data.sparse):
         if feature.table not in job.tables:

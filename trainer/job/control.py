@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _LONGEST = 30 * 86_400.0
@@ -39,9 +37,6 @@ class ControlConfig(BaseModel):
     """A pull that took longer is never trained on: Paddle returns garbage after a failed one."""
     final_checkpoint_timeout_seconds: float = Field(default=60.0, ge=0, le=_LONGEST)
     """On an ordered stop, seconds more that a checkpoint may take which has begun within `stop_seconds`."""
-    leases: Literal["dynamic", "static"] = "dynamic"
-    """Who reads which slice of an epoch. dynamic: slices go to whoever asks next, each trainer up to its share.
-    static: all are dealt out beforehand, so that a run can be repeated exactly."""
     max_restarts: int = Field(default=3, ge=0, le=1_000_000)
     """How often in a row the job starts again after a loss; counted anew after each checkpoint of more rows trained."""
     backoff_seconds: float = Field(default=1.0, ge=0, le=_LONGEST)

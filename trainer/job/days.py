@@ -47,7 +47,7 @@ class DaysConfig(BaseModel):
     skip_missing: bool = False
     """A day of the range without data is left out. Otherwise it is an error."""
 
-    evaluate_first: bool = True
+    progressive_validation: bool = True
     """Score each day's rows with the model of the days before, then train on them (progressive validation)."""
 
     publish: PublishConfig | None = None

@@ -14,12 +14,13 @@ class MetricsConfig(BaseModel):
     """Whether they are opened at all."""
 
     address: str | None = None
-    """Address they listen on. None: `cluster.address`. A password and TLS are set by the environment, never here."""
+    """Address they listen on. None: `cluster.bind_address`. A password and TLS are set by the environment, never
+    here."""
 
     first_port: int | None = Field(default=None, ge=1, le=65535)
     """Port of the coordinator; servers and then trainers follow by rank. None: free ones. A taken one warns."""
 
-    targets: str | None = None
+    prometheus_sd_directory: str | None = None
     """Folder where the processes leave files for Prometheus's file_sd_configs. None: `targets` inside `run_dir`."""
 
     visualdl: bool = False

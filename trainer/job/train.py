@@ -49,19 +49,19 @@ class EvaluationConfig(BaseModel):
     metric: Metric = "auc"
     """What "better" means. `gauc` needs `data.group`, `weighted_` needs `data.sample_weight`."""
 
-    keep_best: bool = False
+    save_best: bool = False
     """Keep a checkpoint of the best evaluation beside the newest ones, and name it in the result."""
 
-    stop_after: int | None = Field(default=None, ge=1)
+    patience: int | None = Field(default=None, ge=1)
     """Stop after this many evaluations in a row without improvement. None: train all epochs."""
 
-    min_improvement: float = Field(default=0.0, ge=0)
+    min_delta: float = Field(default=0.0, ge=0)
     """Least difference to the best value that counts as an improvement, in the metric's own unit."""
 
     @model_validator(mode="after")
     def _evaluates_when_it_must(self) -> Self:
-        if (self.keep_best or self.stop_after) and self.every_steps is None and self.every_epochs is None:
-            raise ValueError("evaluation: keep_best and stop_after need every_steps or every_epochs")
+        if (self.save_best or self.patience) and self.every_steps is None and self.every_epochs is None:
+            raise ValueError("evaluation: save_best and patience need every_steps or every_epochs")
         return self
 
 
@@ -146,7 +146,7 @@ class TrainConfig(BaseModel):
     days: DaysConfig | None = None
     """Train day by day, each day once, with a day boundary of the tables after each. None: in epochs."""
 
-    dense: DenseOptimizerConfig = DenseOptimizerConfig()
+    dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
     """Optimizer of the dense parameters."""
 
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -160,8 +160,8 @@ class TrainConfig(BaseModel):
     """Train on a share of the rows without a click. None: on all rows."""
 
     scheduled_tables: bool = False
-    """Whether the learning rates of tables follow `dense.schedule`, too. Needs tables of the engine `paddlewheel`:
-    those of Paddle have a fixed one."""
+    """Whether the learning rates of tables follow `dense_optimizer.schedule`, too. Needs tables of the engine
+    `paddlewheel`: those of Paddle have a fixed one."""
 
     embedding_l2: float = Field(default=0.0, ge=0)
     """L2 penalty on first-order weights and embeddings, per occurrence of a key in a row."""
@@ -173,7 +173,7 @@ class TrainConfig(BaseModel):
     """Where the dense part is computed. `gpu`: one NVIDIA GPU a trainer, after `paddlewheel gpu build` on its
     machine; pulls and pushes stay on the CPU."""
 
-    operators: Literal["auto", "native", "paddle"] = "auto"
+    cpu_backend: Literal["auto", "native", "paddle"] = "auto"
     """Who computes the dense part on a CPU. `native`: our compiled operators, refused where they cannot be had;
     `paddle`: Paddle's alone; `auto`: ours where they can be had."""
 
@@ -182,13 +182,13 @@ class TrainConfig(BaseModel):
     `bfloat16` needs the native operators and a processor that has it (AVX512-BF16, AMX), `auto` takes it there. GPU:
     `auto`: bfloat16 from compute capability 8.0 on, float16 (with a scaled loss) below; `tfloat32` as bfloat16."""
 
-    allreduce: WireType = "float32"
+    allreduce_dtype: WireType = "float32"
     """What dense gradients are rounded to on their way between trainers; sums are float32, and what rounding leaves
     over is added to the next step's gradient. `bfloat16` halves the bytes, for slow networks (docs/measurements has
     figures); `float16` has more digits and takes longer to compute. For trainers on CPUs; with one of them nothing is
     rounded."""
 
-    max_bad_steps: int = Field(default=10, ge=0)
+    max_nonfinite_steps: int = Field(default=10, ge=0)
     """Steps with a loss or gradient that is not finite are skipped; more of them than this, over all
     restarts, stop the job with code 64: `paddlewheel train` goes on from the last checkpoint, with its count."""
 

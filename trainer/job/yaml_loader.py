@@ -241,10 +241,10 @@ def absolute_paths(raw: dict[str, Any]) -> dict[str, Any]:
     """A copy of the job with its paths made absolute from the working directory."""
     out = dict(raw)
     for section, keys in {
-        "data": ("train", "eval", "fitted", "quarantine_directory"),
+        "data": ("train", "eval", "statistics", "quarantine_directory"),
         "warm_start": ("source",),
         "checkpoint": ("directory", "staging"),
-        "metrics": ("targets",),
+        "metrics": ("prometheus_sd_directory",),
     }.items():
         block = out.get(section)
         if isinstance(block, dict):

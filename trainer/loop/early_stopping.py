@@ -16,7 +16,7 @@ class Verdict:
 
     Attributes:
         best: it is the best so far.
-        stop: there were `stop_after` evaluations without improvement.
+        stop: there were `patience` evaluations without improvement.
     """
 
     best: bool
@@ -53,15 +53,15 @@ class EarlyStopping:
 
     @property
     def exhausted(self) -> bool:
-        """Whether there were `stop_after` evaluations without improvement."""
-        limit = self._config.stop_after
+        """Whether there were `patience` evaluations without improvement."""
+        limit = self._config.patience
         return limit is not None and self.without_improvement >= limit
 
     def _improves(self, value: float) -> bool:
         if self.value is None:
             return True
         gain = value - self.value if self._config.metric in HIGHER_IS_BETTER else self.value - value
-        return gain > self._config.min_improvement
+        return gain > self._config.min_delta
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint's cursor; JSON values."""

@@ -3,9 +3,9 @@
 One thread pulls, one pushes; both spend their time inside Paddle without the GIL. The step that trains batch t uses
 values that lack at most the pushes of the `max_staleness_steps` batches before t (of this trainer).
 
-A key below its table's `admission` is pulled with an embedding of zeros, whatever the servers hold: it may have had one
-and lost shows since. A gradient computed at those zeros says nothing about the vector that lies there, so it is not
-pushed; the first-order weight, which counts from the first row on, is.
+A key below its table's `admission_threshold` is pulled with an embedding of zeros, whatever the servers hold: it may
+have had one and lost shows since. A gradient computed at those zeros says nothing about the vector that lies there, so
+it is not pushed; the first-order weight, which counts from the first row on, is.
 
 Legend: B batch rows, F features, U unique keys of a table, W floats of a pulled row.
 """
@@ -119,7 +119,7 @@ class EmbeddingPipeline:
         self._settled_early: set[int] = set()  # numbers of later ones: a skip overtakes the push before it
         self._released = 0  # the same, as far as pulls may count on it
         self._wait_for_all = wait_for_all
-        self._first_order = {n: t.first_order for n, t in (tables or {}).items() if t.admission is not None}
+        self._first_order = {n: t.first_order for n, t in (tables or {}).items() if t.admission_threshold is not None}
         self._changed = threading.Condition()
         self._closed = False
         self._error: BaseException | None = None

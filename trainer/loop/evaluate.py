@@ -59,7 +59,7 @@ class Scores:
         for column, weighted in enumerate(self._weighted):
             assert batch.sample_weight_B is not None
             weighted.update(logit_BY[:, column], batch.labels_BL[:, column], batch.sample_weight_B)
-        for name, value_B in batch.report_by.items():
+        for name, value_B in batch.slice_metrics_by.items():
             self._slices.setdefault(name, _Slices()).update(value_B, logit_BY[:, 0], batch.labels_BL[:, 0])
 
     def merged(self, sync: ProcessGroup) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Scores:
 
         Histograms and sums are added over trainers, and a group's rows are brought together, so the split of the rows
         cannot bias the result. `labels` (report by name) is there when there are several; `slices` (by column of
-        `data.report_by`, the first label's report for each of its most frequent values) when there are columns.
+        `data.slice_metrics_by`, the first label's report for each of its most frequent values) when there are columns.
         """
         has_groups = sum(sync.all_gather(int(self._has_groups))) > 0
         reports = []

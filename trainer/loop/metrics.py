@@ -1,7 +1,7 @@
 """Click metrics that stream and merge exactly: AUC with a proven error bound, logloss, calibration; weighted; by group.
 
-A label is 0, 1, or (`data.label: {soft: true}`) anything between. A row with label y is then worth y positive and 1 - y
-negative rows of the same score: that gives each metric below its meaning, and is the only such reading for which
+A label is 0, 1, or (`data.label_rule: {soft: true}`) anything between. A row with label y is then worth y positive and
+1 - y negative rows of the same score: that gives each metric below its meaning, and is the only such reading for which
 logloss stays what a model is trained on. So the best logloss is no longer 0, the best AUC no longer 1.
 
 A row whose score is not finite has no place in any sum: it is left out, and counted (`rows_not_finite`).

@@ -151,12 +151,12 @@ class TrainLoop:
     Args:
         program: dense part.
         sync: the trainers' group.
-        max_bad_steps: see `TrainConfig.max_bad_steps`.
+        max_nonfinite_steps: see `TrainConfig.max_nonfinite_steps`.
         checkpoint_every_steps: see `CheckpointConfig.every_steps`.
         on_step: called after every step with this trainer's batch, if it had one, and whether it was skipped as bad.
         rate_factor: factor on the dense learning rate in each step; the first step is 0.
         table_rate_factor: the same for the learning rates of the tables.
-        wire: see `TrainConfig.allreduce`.
+        wire: see `TrainConfig.allreduce_dtype`.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class TrainLoop:
         program: DenseProgram,
         sync: ProcessGroup,
         *,
-        max_bad_steps: int,
+        max_nonfinite_steps: int,
         checkpoint_every_steps: int | None,
         signals: Signals,
         on_step: Callable[[Progress, Batch | None, bool], None],
@@ -173,7 +173,7 @@ class TrainLoop:
         wire: WireType = "float32",
     ) -> None:
         self._program, self._sync, self._signals, self._on_step = program, sync, signals, on_step
-        self._max_bad_steps, self._every_steps = max_bad_steps, checkpoint_every_steps
+        self._max_bad_steps, self._every_steps = max_nonfinite_steps, checkpoint_every_steps
         self._rate_factor, self._table_rate_factor = rate_factor, table_rate_factor
         self._buffer = program.buffer(len(Slot), wire)
         self.progress = Progress()
@@ -305,6 +305,6 @@ class TrainLoop:
         if self.progress.bad_steps > self._max_bad_steps:
             raise BadStepsError(
                 f"{self.progress.bad_steps} steps ({self.progress.bad_rows} rows) had a loss or gradient that is not "
-                f"finite; train.max_bad_steps allows {self._max_bad_steps}. Look at the data with `paddlewheel data "
-                "check`, lower the learning rates, or raise the limit."
+                f"finite; train.max_nonfinite_steps allows {self._max_bad_steps}. Look at the data with `paddlewheel "
+                "data check`, lower the learning rates, or raise the limit."
             )

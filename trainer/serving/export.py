@@ -207,7 +207,8 @@ def export_model(
         on_phase: told what begins.
 
     Raises:
-        DataError: `data.fitted` is not what the checkpoint was trained with, or `data.eval` has other kinds of columns.
+        DataError: `data.statistics` is not what the checkpoint was trained with, or `data.eval` has other kinds of
+            columns.
         ExportError: the folder exists, the checkpoint is of another model than the job's, or ONNX cannot be had.
         CheckpointError: the checkpoint is damaged.
     """
@@ -309,7 +310,7 @@ def settings_of(directory: Path, overrides: tuple[str, ...] = ()) -> JobConfig:
     """The job of an export, with what was fitted from inside the export. Raises as `read_spec`, and ConfigError."""
     settings = dict(read_spec(directory).settings)
     fitted = str(directory.absolute() / _FITTED) if (directory / _FITTED / "fitted.json").is_file() else None
-    settings["data"] = {**settings["data"], "fitted": fitted}
+    settings["data"] = {**settings["data"], "statistics": fitted}
     return JobConfig.from_settings(settings, overrides, str(directory / SPEC))
 
 
@@ -366,7 +367,7 @@ def dense_program(
         num_dense=len(job.data.dense_columns),
         num_labels=len(job.data.labels),
         model=job.model,
-        optimizer=job.train.dense,
+        optimizer=job.train.dense_optimizer,
         seed=job.seed,
         rank=0,
         logit_shift=logit_shift(job.train.negative_sampling),
@@ -428,7 +429,7 @@ def _write_table(source: Path, folder: Path, name: str, dtype: Dtype) -> TableSp
     done = export_table(saved, folder / relative, dtype=dtype)
     config = saved.config
     unknown = None
-    if config.admission is None and config.initial_range:
+    if config.admission_threshold is None and config.initial_range:
         unknown = f"{relative}/{_UNKNOWN}"
         np.save(folder / unknown, Initializer(name, config, saved.seed).new_embeddings())
     return TableSpec(
@@ -444,11 +445,11 @@ def _write_table(source: Path, folder: Path, name: str, dtype: Dtype) -> TableSp
 
 def _write_inputs(data: DataConfig, folder: Path) -> InputRules:
     fitted = Fitted.load(data)
-    if data.fitted is not None:
+    if data.statistics is not None:
         (folder / _FITTED).mkdir()
         for file in ("fitted.json", "vocabulary.parquet"):
-            if (Path(data.fitted) / file).exists():
-                shutil.copyfile(Path(data.fitted) / file, folder / _FITTED / file)
+            if (Path(data.statistics) / file).exists():
+                shutil.copyfile(Path(data.statistics) / file, folder / _FITTED / file)
     return describe(data, fitted, vocabulary_folder=_FITTED)
 
 
@@ -476,7 +477,7 @@ def _evaluate(job: JobConfig, folder: Path, tables: Path, lookup: Path) -> dict[
     program = ExportedProgram(folder / _PROGRAM, layouts(job.data, used))
     pulls = Lookup.build({name: tables / name for name in used}, lookup)
     data = Dataset.open(job.data.eval, job.data)
-    config = job.data.model_copy(update={"report_by": (), "group": None})
+    config = job.data.model_copy(update={"slice_metrics_by": (), "group": None})
     with Loader(data, config, data.slices(), seed=0, epoch=0, training=False) as loader:
         return evaluate(
             cast("DenseProgram", program),

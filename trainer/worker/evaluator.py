@@ -97,7 +97,7 @@ class Evaluator:
             self.evaluations.append({**at, "loss": progress.last_loss, "best": verdict.best, **report})
             self._link.event("evaluation", **self.evaluations[-1])
             self._link.event("phase", phase="training")
-        if self._best.step == progress.step and self._config.keep_best:
+        if self._best.step == progress.step and self._config.save_best:
             if not self._saver.has(progress.step):
                 save()
             self._mark_best(progress.step)

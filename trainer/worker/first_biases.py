@@ -82,7 +82,7 @@ def take_sample(data: Dataset, config: DataConfig) -> Sample | None:
     """Up to 65,536 rows, from places all over the data; None when none of them can be used."""
     # rows that training will put into quarantine are not to be there twice
     on_bad_row = "skip" if config.on_bad_row == "quarantine" else config.on_bad_row
-    reading = config.model_copy(update={"on_bad_row": on_bad_row, "report_by": (), "group": None})
+    reading = config.model_copy(update={"on_bad_row": on_bad_row, "slice_metrics_by": (), "group": None})
     kept: list[Batch] = []
     sums_Y, weight, num_rows, num_kept = np.zeros(len(config.labels)), 0.0, 0, 0
     with Loader(data, reading, _places(data), seed=0, epoch=0, training=False) as loader:

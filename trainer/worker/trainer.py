@@ -100,13 +100,13 @@ class Trainer:
         self._loop = TrainLoop(
             self._program,
             self._sync,
-            max_bad_steps=job.train.max_bad_steps,
+            max_nonfinite_steps=job.train.max_nonfinite_steps,
             checkpoint_every_steps=job.checkpoint.every_steps,
             signals=signals,
             on_step=self._on_step,
             rate_factor=self._rate_factor,
             table_rate_factor=self._rate_factor if job.train.scheduled_tables else lambda _: 1.0,
-            wire=job.train.allreduce,
+            wire=job.train.allreduce_dtype,
         )
         self._life = TableLifecycle(used, spec.days, self._client, self._sync, link, self._growth)
         self._saver = Checkpointer(spec, self._client, self._program, self._sync, self._life, self._coordinator, link)
@@ -160,7 +160,7 @@ class Trainer:
             result |= trained | {"warm_start": self._warm_start, "first_predictions": self._first_predictions}
         if self._eval_data is not None:
             result["eval"] = self._judge.evaluate(self._eval_data)
-            if self._spec.mode == "train" and self._spec.job.train.evaluation.keep_best:
+            if self._spec.mode == "train" and self._spec.job.train.evaluation.save_best:
                 result["best"] = self._judge.best_of_all(self._loop.progress.step, result["eval"])
         self._sync.barrier()
         return result
@@ -260,14 +260,14 @@ class Trainer:
         return inputs
 
     def _check_same_inputs(self) -> None:
-        """Each trainer reads `data.fitted` from a disk of its own. Raises DataError."""
+        """Each trainer reads `data.statistics` from a disk of its own. Raises DataError."""
         mine = xxhash.xxh3_64_intdigest(self._inputs.identity.encode()) >> 1
         found = self._sync.all_gather(mine)
         if len(set(found)) > 1:
             others = ", ".join(f"trainer {rank}: {value:016x}" for rank, value in enumerate(found))
             raise DataError(
-                f"data.fitted, or the kinds of columns, are not the same on all trainers ({others}). Copy one "
-                f"{self._spec.job.data.fitted or 'data set'} to all of them"
+                f"data.statistics, or the kinds of columns, are not the same on all trainers ({others}). Copy one "
+                f"{self._spec.job.data.statistics or 'data set'} to all of them"
             )
 
     def _check_identical(self) -> str:
@@ -368,7 +368,7 @@ class Trainer:
         if spec.days is not None:
             self._begin_day(epoch, data, is_new=not done)
         slices: Iterable[Slice]
-        if job.control.leases == "dynamic":
+        if job.data.slice_assignment == "dynamic":
             slices = self._coordinator.leased(epoch, {piece.index: piece for piece in plan})
         else:
             left = [piece for piece in plan if done.get(piece.index, 0) < piece.num_rows]
@@ -408,7 +408,7 @@ class Trainer:
         days = self._spec.job.train.days
         self._life.begin_day(epoch, data.num_rows)
         has_learnt = self._loop.progress.step > 0 or self._spec.job.warm_start is not None
-        if is_new and has_learnt and days is not None and days.evaluate_first:
+        if is_new and has_learnt and days is not None and days.progressive_validation:
             self._life.on_validated(self._judge.evaluate(data))
             self._link.event("phase", phase="training")
 
@@ -458,10 +458,10 @@ class Trainer:
     @property
     def _train_data(self) -> DataConfig:
         """What training reads: not the columns that only evaluation reports by."""
-        return self._spec.job.data.model_copy(update={"report_by": ()})
+        return self._spec.job.data.model_copy(update={"slice_metrics_by": ()})
 
     def _rate_factor(self, step: int) -> float:
-        return rate_factor(self._spec.job.train.dense.schedule, step, self._total_steps)
+        return rate_factor(self._spec.job.train.dense_optimizer.schedule, step, self._total_steps)
 
     def _check_tables_can_be_scheduled(self) -> None:
         fixed = [name for name in self._spec.job.data.tables if not self._client.is_ours(name)]

@@ -72,7 +72,7 @@ class _Table:
             self._create(keys_U[row_U < 0])
             row_U = self._rows(keys_U)
         self._counts_R2[row_U] += np.stack([shows_U, clicks_U], axis=1)
-        if self._config.optimizer.occurrences == "mean":
+        if self._config.optimizer.gradient_reduction == "mean":
             grads_UW = grads_UW / shows_U[:, None]
         first = int(self._config.first_order)
         if first:

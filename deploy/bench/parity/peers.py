@@ -79,7 +79,7 @@ def encode(job: JobConfig, path: Path, min_count: int) -> None:
 
 def _read(job: JobConfig, paths: Sequence[str]) -> dict[str, NDArray[Any]]:
     """All rows in file order: keys by feature, and (under names that no feature can have) numbers and the label."""
-    data = job.data.model_copy(update={"batch_rows": 4096, "group": None, "report_by": ()})
+    data = job.data.model_copy(update={"batch_rows": 4096, "group": None, "slice_metrics_by": ()})
     dataset = Dataset.open(paths, data)
     columns: dict[str, list[NDArray[Any]]] = {}
     with Loader(dataset, data, list(dataset.slices()), seed=0, epoch=0, training=False) as loader:

@@ -44,11 +44,11 @@ def run(job: JobConfig) -> dict[str, Any]:
     loop = TrainLoop(
         program,
         sync,
-        max_bad_steps=job.train.max_bad_steps,
+        max_nonfinite_steps=job.train.max_nonfinite_steps,
         checkpoint_every_steps=None,
         signals=Signals(),
         on_step=lambda *_: None,
-        rate_factor=lambda step: rate_factor(job.train.dense.schedule, step, total_steps),
+        rate_factor=lambda step: rate_factor(job.train.dense_optimizer.schedule, step, total_steps),
     )
     evaluations: list[dict[str, Any]] = []
     started = time.monotonic()

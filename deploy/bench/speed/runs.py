@@ -279,7 +279,7 @@ async def dense(options: Options, *, batches: Sequence[int], threads: Sequence[i
             f"{flops:,} floating-point operations a row, which GFLOP/s counts alone."
         ),
         (
-            "dense: as `train.operators` and `train.precision` choose by themselves on this machine; the two others: "
+            "dense: as `train.cpu_backend` and `train.precision` choose by themselves on this machine; the two others: "
             "our operators with float32 products, and Paddle's operators."
         ),
         "matmul: those products alone, in fp32 with NumPy's BLAS.",
@@ -290,7 +290,7 @@ async def dense(options: Options, *, batches: Sequence[int], threads: Sequence[i
 _DENSE = (
     ("dense", ()),
     ("dense float32", ("train.precision=float32",)),
-    ("dense paddle", ("train.operators=paddle", "train.precision=auto")),
+    ("dense paddle", ("train.cpu_backend=paddle", "train.precision=auto")),
 )
 
 

@@ -100,7 +100,7 @@ def job(setting: Setting, run_dir: Path) -> dict[str, Any]:
         },
         "tables": {"default": {"width": work.width, "optimizer": optimizer}},
         "model": {"kind": "deepfm", "tower": list(work.tower)},
-        "train": {"epochs": setting.passes, "dense": {"learning_rate": work.dense_learning_rate}},
+        "train": {"epochs": setting.passes, "dense_optimizer": {"learning_rate": work.dense_learning_rate}},
         "cluster": {"servers": setting.servers, "trainers": setting.trainers, "trainer_threads": setting.threads},
         "checkpoint": {"keep": 1},
     }

@@ -22,13 +22,13 @@ CASES = {
     "adagrad-admission": {
         "optimizer": {"rule": "adagrad", "weight_bounds": [-0.3, 0.2]},
         "width": 16,
-        "admission": 3,
+        "admission_threshold": 3,
         "unclicked_weight": 0.3,
         "lifecycle": LIFECYCLE,
     },
-    "adagrad_elementwise": {"optimizer": {"rule": "adagrad_elementwise"}, "width": 5, "admission": 2},
+    "adagrad_elementwise": {"optimizer": {"rule": "adagrad_elementwise"}, "width": 5, "admission_threshold": 2},
     "adam": {"optimizer": {"rule": "adam", "beta1": 0.8}, "width": 3, "lifecycle": LIFECYCLE},
-    "adam_shared": {"optimizer": {"rule": "adam_shared", "epsilon": 1e-5}, "width": 1, "admission": 2},
+    "adam_shared": {"optimizer": {"rule": "adam_shared", "epsilon": 1e-5}, "width": 1, "admission_threshold": 2},
 }
 
 

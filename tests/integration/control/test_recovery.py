@@ -128,10 +128,10 @@ def test_a_stopped_job_saves_goes_on_and_is_not_trained_twice(
     assert "trained already" in third.errors
     assert len(third.records("attempt")) == 2
     # a job that was changed is refused, unless one says what is meant
-    changed = {"train": {"dense": {"learning_rate": 0.5}}, **SMALL}
+    changed = {"train": {"dense_optimizer": {"learning_rate": 0.5}}, **SMALL}
     fourth = start_job(SLOW, changed)
     _, errors = fourth.process.communicate(timeout=60)
-    assert "train.dense.learning_rate: 0.001 before, 0.5 now" in errors
+    assert "train.dense_optimizer.learning_rate: 0.001 before, 0.5 now" in errors
     fifth = start_job({"*": {"steps": 7}}, {**changed, "resume": "never"})
     assert fifth.finish(100)["exit_code"] == 0
     assert_each_row_once(fifth, steps=7)

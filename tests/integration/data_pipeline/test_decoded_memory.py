@@ -94,7 +94,7 @@ def test_rows_that_decode_to_much_fit_into_little_memory(files, tmp_path, what, 
     feature = {"name": "x", "vocabulary": {"min_count": 2}} if what == "fit" else {"name": "x"}
     job = {
         "train": str(path), "labels": "click", "threads": 2,
-        **({"fitted": str(tmp_path / "fitted")} if what == "fit" else {}),
+        **({"statistics": str(tmp_path / "fitted")} if what == "fit" else {}),
         "sparse": [{**feature, **({"max_length": 10} if column == "lists" else {})}],
     }  # fmt: skip
     assert run_limited(what, job) == [ROWS, 0]

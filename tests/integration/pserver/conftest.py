@@ -17,14 +17,14 @@ def table(rule, **fields):
     return TableConfig(**{"width": 6, "shards": 6, **fields, "optimizer": optimizer})
 
 
-PLAIN = {"learning_rate": 0.2, "weight_bounds": (-0.3, 0.3), "occurrences": "mean"}
+PLAIN = {"learning_rate": 0.2, "weight_bounds": (-0.3, 0.3), "gradient_reduction": "mean"}
 # One table per rule and situation: a server with many tables starts as fast as with one.
 TABLES = {
     **{rule: table(rule) for rule in RULES},
     **{f"{rule}-plain": table(rule, width=3, first_order=False, optimizer=PLAIN) for rule in RULES},
-    "adagrad-sum": table("adagrad", optimizer={"occurrences": "sum"}),
-    "admitted-by-shows": table("sgd", width=4, admission=3),
-    "admitted-by-score": table("adagrad", width=4, admission=2, unclicked_weight=0.1, clicked_weight=1.0),
+    "adagrad-sum": table("adagrad", optimizer={"gradient_reduction": "sum"}),
+    "admitted-by-shows": table("sgd", width=4, admission_threshold=3),
+    "admitted-by-score": table("adagrad", width=4, admission_threshold=2, unclicked_weight=0.1, clicked_weight=1.0),
     "default": TableConfig(width=16),
 }
 

@@ -31,7 +31,7 @@ def _push(client: Client, tables: dict[str, TableConfig], gradient: float, times
 def test_what_was_learnt_is_there_again_when_the_key_is_admitted_again(tmp_path: Path, rule: str) -> None:
     optimizer = {"rule": rule, "learning_rate": 0.1}
     config = TableConfig(
-        width=2, admission=3, initial_range=0.0, optimizer=optimizer, lifecycle={"show_click_decay": 0.4}
+        width=2, admission_threshold=3, initial_range=0.0, optimizer=optimizer, lifecycle={"show_click_decay": 0.4}
     )
     tables, key = {"default": config}, np.array([17], np.uint64)
     with local_servers(tables, 1, tmp_path) as servers, Client(tables, servers.endpoints, seed=1) as client:

@@ -158,7 +158,7 @@ def test_rows_read_without_paddle_are_what_the_servers_hold(saved):
         if config.first_order:
             first = np.concatenate([r.first_order_N for r in rows])[order]
             np.testing.assert_allclose(first, pulled.values_UW[known, 0], rtol=5e-6)
-        if config.admission is not None:
+        if config.admission_threshold is not None:
             has = np.concatenate([r.has_embedding_N for r in rows])[order]
             np.testing.assert_array_equal(has, pulled.admitted_U[known])
             assert 0 < has.sum() < len(has)

@@ -24,7 +24,7 @@ TABLES = {
     ),
     "by-days": TableConfig(width=2, shards=6, optimizer={"rule": "sgd"}, lifecycle={"delete_after_unseen_days": 1}),
     "admitted": TableConfig(
-        width=2, shards=6, admission=4, optimizer={"rule": "sgd"}, lifecycle={"show_click_decay": DECAY}
+        width=2, shards=6, admission_threshold=4, optimizer={"rule": "sgd"}, lifecycle={"show_click_decay": DECAY}
     ),
 }
 NUM_DAYS = 5

@@ -36,7 +36,7 @@ def test_every_rule_follows_its_formula(cluster, draw_keys, table):
         pulled = b.pull_with_counts(table, keys)
     first = int(config.first_order)
     expected = np.array([reference.change(key) for key in keys])
-    if config.admission is None:
+    if config.admission_threshold is None:
         expected += initial
     else:
         np.testing.assert_array_equal(initial[:, first:], 0)  # nobody was admitted yet

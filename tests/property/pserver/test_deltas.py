@@ -12,7 +12,7 @@ from paddlewheel.pserver.config import TableConfig, table_id
 from paddlewheel.pserver.delta import apply_deltas, read_delta, write_delta
 from paddlewheel.pserver.errors import CheckpointError
 
-CONFIG = TableConfig(width=2, initial_range=0.25, admission=3, optimizer={"rule": "sgd"})
+CONFIG = TableConfig(width=2, initial_range=0.25, admission_threshold=3, optimizer={"rule": "sgd"})
 _names = itertools.count()
 
 

@@ -42,7 +42,7 @@ class Row:
         (self.first,), self.first_state = self.step([self.first], self.first_state, gradients[:1], lr)
         if self.has:
             self.embedding, self.state = self.step(self.embedding, self.state, gradients[1:], lr)
-        elif self.score() >= f4(self.config.admission or 0):
+        elif self.score() >= f4(self.config.admission_threshold or 0):
             self.has = True
 
     def step(self, weights, state, gradients, lr):
@@ -74,7 +74,7 @@ class Tables(RuleBasedStateMachine):
     )
     def begin(self, admission, decay, shards, seed):
         lifecycle = TableLifecycle(show_click_decay=decay, delete_below_score=0.5, delete_after_unseen_days=2)
-        self.config = TableConfig(width=WIDTH, admission=admission, lifecycle=lifecycle, shards=shards)
+        self.config = TableConfig(width=WIDTH, admission_threshold=admission, lifecycle=lifecycle, shards=shards)
         self.folder = Path(tempfile.mkdtemp(prefix="paddlewheel-tables-"))
         self.rng = np.random.default_rng(seed)
         self.table, self.rows = self.fresh(shards), {}

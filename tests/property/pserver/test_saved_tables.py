@@ -17,7 +17,9 @@ floats = st.floats(width=32, allow_nan=False).map(lambda x: f"{x:.6g}")
 
 @st.composite
 def tables(draw):
-    config = TableConfig(width=draw(st.integers(1, 4)), optimizer={"rule": draw(st.sampled_from(RULES))}, admission=2)
+    config = TableConfig(
+        width=draw(st.integers(1, 4)), optimizer={"rule": draw(st.sampled_from(RULES))}, admission_threshold=2
+    )
     num_first, num_embedding = saved_tables.state_widths(config)
     keys = draw(st.lists(st.integers(1, 2**64 - 1), unique=True, max_size=40))
     lines = {}

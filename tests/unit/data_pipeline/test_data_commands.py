@@ -75,7 +75,7 @@ def test_fit_writes_what_the_job_needs(tmp_path, capsys):
     data = clicks(tmp_path)
     assert run(["data", "fit", job(tmp_path, data)]) == 64
     assert "needs no fit" in capsys.readouterr().err
-    data |= {"fitted": str(tmp_path / "fitted"), "dense": {"columns": ["d"], "standardise": True}}
+    data |= {"statistics": str(tmp_path / "fitted"), "dense": {"columns": ["d"], "standardise": True}}
     assert run(["data", "fit", job(tmp_path, data)]) == 0
     assert (tmp_path / "fitted" / "fitted.json").exists()
     assert run(["data", "check", job(tmp_path, data)]) == 0

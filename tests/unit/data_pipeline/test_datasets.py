@@ -43,11 +43,11 @@ def test_an_absent_column_takes_its_declared_default(tmp_path):  # P5
     config = DataConfig(
         labels="click",
         sparse=[
-            {"name": "v", "absent": "missing"},
-            {"name": "l", "absent": "missing", "max_length": 2},
-            {"name": "k", "absent": "missing", "missing": "key"},
+            {"name": "v", "absent_column": "missing"},
+            {"name": "l", "absent_column": "missing", "max_length": 2},
+            {"name": "k", "absent_column": "missing", "null_policy": "own_key"},
         ],
-        dense={"columns": ["d"], "absent": -1.0},
+        dense={"columns": ["d"], "absent_column": -1.0},
         threads=0,
         shuffle={"enabled": False},
     )
@@ -153,7 +153,10 @@ def test_a_column_name_with_dots(tmp_path):
 def test_folders_written_by_spark(shared_data):  # P8
     root = shared_data / "parquet-spark" / "split"
     config = DataConfig(
-        labels="num", label={"at_least": 0}, threads=0, sparse=[{"name": "cat"}, {"name": "catnum", "type": "integer"}]
+        labels="num",
+        label_rule={"at_least": 0},
+        threads=0,
+        sparse=[{"name": "cat"}, {"name": "catnum", "type": "integer"}],
     )
     dataset = Dataset.open(str(root), config)
     assert dataset.num_rows == 2000
@@ -169,7 +172,7 @@ def test_folders_written_by_spark(shared_data):  # P8
 @pytest.mark.data
 def test_a_spark_folder_with_empty_row_groups(shared_data):  # P8, P14
     root = shared_data / "parquet-spark" / "spark-date-empty-rg.parq"
-    config = DataConfig(labels="id", label={"at_least": 0}, sparse=[{"name": "Date"}], threads=0)
+    config = DataConfig(labels="id", label_rule={"at_least": 0}, sparse=[{"name": "Date"}], threads=0)
     dataset = Dataset.open(str(root), config)
     assert len(dataset.files) == 3
     assert sum(b.num_rows for b in load(dataset)) == dataset.num_rows == 2
@@ -269,7 +272,11 @@ def test_globs_roots_and_single_files(tmp_path):
 @pytest.mark.data
 def test_empty_row_groups(shared_data):  # P14
     config = DataConfig(
-        labels="a", label={"at_least": 0}, dense={"columns": ["a2"], "absent": 0.0}, threads=0, on_bad_row="skip"
+        labels="a",
+        label_rule={"at_least": 0},
+        dense={"columns": ["a2"], "absent_column": 0.0},
+        threads=0,
+        on_bad_row="skip",
     )
     for number, rows in ((2, 4), (3, 5)):
         dataset = Dataset.open(str(shared_data / "parquet-bad" / f"test-empty-row-group_{number}.parquet"), config)
@@ -480,6 +487,6 @@ def test_files_agree_only_if_equal_ids_have_equal_keys(tmp_path, declared, kinds
 
 @pytest.mark.parametrize("column", [pa.array([[1]]), pa.array([1.5])])
 def test_a_group_is_one_id_a_row(tmp_path, column):
-    config = DataConfig(labels="click", sparse=[{"name": "click2", "absent": "missing"}], group="v")
+    config = DataConfig(labels="click", sparse=[{"name": "click2", "absent_column": "missing"}], group="v")
     with pytest.raises(DataError, match=r"'v' is .*, one integer or string a row is needed"):
         open_files(tmp_path, config, a=column)

@@ -63,7 +63,7 @@ def test_fixed_size_lists_and_strings(tmp_path):
 
 def test_keep_last_and_truncation_is_counted(tmp_path):
     write(tmp_path / "d.parquet", {"click": [0, 1], "v": pa.array([[1, 2, 3, 4], [5]])})
-    config = DataConfig(labels="click", sparse=[{"name": "v", "max_length": 3, "keep": "last"}], threads=0)
+    config = DataConfig(labels="click", sparse=[{"name": "v", "max_length": 3, "truncate": "last"}], threads=0)
     dataset = Dataset.open(str(tmp_path), config)
     with Loader(dataset, config, dataset.slices(), seed=0, epoch=0, training=False) as loader:
         batches = list(loader)
@@ -230,7 +230,7 @@ def test_a_conversion_that_is_null_without_a_click_is_told_and_can_be_declared(t
         load(Dataset.open(str(tmp_path), DataConfig(**job)))
     assert "positive" not in str(e.value), "no remedy that does not help"
     for rule in ({}, {"positive": 1}, {"at_least": 0.5}, {"soft": True}):
-        config = DataConfig(**job, label={"null_without_click": "negative", **rule}, on_bad_row="skip")
+        config = DataConfig(**job, label_rule={"null_without_click": "negative", **rule}, on_bad_row="skip")
         (batch,) = load(Dataset.open(str(tmp_path), config))
         assert batch.labels_BL.tolist() == [[0, 0], [1, 1], [0, 0]], "a null after a click stays a bad row"
 
@@ -239,7 +239,7 @@ def test_a_null_click_is_never_declared_away(tmp_path):
     columns = {"click": pa.array([None, 1], pa.int8()), "buy": [0, 1], "v": [1, 2]}
     write(tmp_path / "d.parquet", columns)
     label = {"null_without_click": "negative"}
-    config = DataConfig(labels=["click", "buy"], label=label, sparse=[{"name": "v"}], threads=0, on_bad_row="skip")
+    config = DataConfig(labels=["click", "buy"], label_rule=label, sparse=[{"name": "v"}], threads=0, on_bad_row="skip")
     assert [batch.num_rows for batch in load(Dataset.open(str(tmp_path), config))] == [1]
 
 
@@ -254,7 +254,7 @@ def test_a_null_click_is_never_declared_away(tmp_path):
 )
 def test_labels_are_accepted_where_declared(tmp_path, rule, values, expected):  # P18
     write(tmp_path / "d.parquet", {"click": values, "v": [1, 2, 3]})
-    config = DataConfig(labels="click", label=rule, sparse=[{"name": "v"}], threads=0)
+    config = DataConfig(labels="click", label_rule=rule, sparse=[{"name": "v"}], threads=0)
     dataset = Dataset.open(str(tmp_path), config)
     with Loader(dataset, config, dataset.slices(), seed=0, epoch=0, training=False) as loader:
         assert next(loader).labels_BL.ravel().tolist() == expected
@@ -263,7 +263,7 @@ def test_labels_are_accepted_where_declared(tmp_path, rule, values, expected):  
 @pytest.mark.parametrize("rule", [{"positive": 1}, {"at_least": 4}, {"soft": True}])
 def test_no_rule_accepts_a_missing_label(tmp_path, rule):  # P18
     write(tmp_path / "d.parquet", {"click": pa.array([1.0, None]), "v": [1, 2]})
-    config = DataConfig(labels="click", label=rule, sparse=[{"name": "v"}], threads=0)
+    config = DataConfig(labels="click", label_rule=rule, sparse=[{"name": "v"}], threads=0)
     with pytest.raises(DataError, match="row 1: column 'click' is None"):
         load(Dataset.open(str(tmp_path), config))
 
@@ -288,7 +288,7 @@ def test_bucketize(tmp_path):
     columns = {"a": pa.array([-2.0, 0.5, 2.0, 100.0, None, math.inf])}
     sparse = [
         {"name": "edges", "column": "a", "bucketize": {"kind": "boundaries", "boundaries": [0, 1, 2]}},
-        {"name": "log", "column": "a", "bucketize": {"kind": "log_square"}, "missing": "key"},
+        {"name": "log", "column": "a", "bucketize": {"kind": "log_square"}, "null_policy": "own_key"},
     ]
     batches = read_columns(tmp_path, columns, sparse=sparse)
     assert keys_by_row(batches, "edges") == [
@@ -342,7 +342,7 @@ def test_bad_rows_of_every_layout_are_told_left_out_or_kept(tmp_path, what, poli
     write(tmp_path / "in" / "d.parquet", {"click": [0, 1, 0], "v": ODD[what]})
     config = DataConfig(
         labels="click", sparse=[{"name": "v", "type": "integer", "max_length": 3}], threads=0, on_bad_row=policy,
-        quarantine_directory=str(tmp_path / "bad"), report_by=[] if "list" in what else ["v"],
+        quarantine_directory=str(tmp_path / "bad"), slice_metrics_by=[] if "list" in what else ["v"],
     )  # fmt: skip
     dataset = Dataset.open(str(tmp_path / "in"), config)
     if policy == "fail":

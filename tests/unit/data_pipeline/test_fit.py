@@ -31,7 +31,13 @@ def make(tmp_path, **more):
     }
     write(tmp_path / "in" / "a.parquet", columns, row_group_rows=300)
     config = DataConfig(
-        **{"labels": "click", "threads": 0, "shuffle": {"enabled": False}, "fitted": str(tmp_path / "fitted"), **more}
+        **{
+            "labels": "click",
+            "threads": 0,
+            "shuffle": {"enabled": False},
+            "statistics": str(tmp_path / "fitted"),
+            **more,
+        }
     )
     return Dataset.open(str(tmp_path / "in"), config, require_fitted=False), values
 
@@ -47,7 +53,7 @@ def test_standardised_columns_have_mean_0_and_deviation_1(tmp_path):
 
 
 def test_a_constant_column_is_no_division_by_zero(tmp_path):
-    dataset, _ = make(tmp_path, dense={"columns": ["click2"], "absent": 3.0, "standardise": True})
+    dataset, _ = make(tmp_path, dense={"columns": ["click2"], "absent_column": 3.0, "standardise": True})
     fit(dataset, dataset.config)
     assert (load(dataset)[0].dense_BD == 0).all()
 
@@ -56,7 +62,7 @@ def test_a_constant_column_is_no_division_by_zero(tmp_path):
 def test_vocabulary_keeps_what_occurs_often_enough(tmp_path, rare):
     vocabulary = {"min_count": 2, "rare": rare}
     sparse = [
-        {"name": "v", "vocabulary": vocabulary, "missing": "key"},
+        {"name": "v", "vocabulary": vocabulary, "null_policy": "own_key"},
         {"name": "l", "max_length": 5, "vocabulary": vocabulary},
     ]
     dataset, _ = make(tmp_path, sparse=sparse)
@@ -98,7 +104,7 @@ def test_a_missing_or_foreign_fit_is_refused_before_anything_is_read(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
     with pytest.raises(DataError, match="has version 99"):
         Fitted.load(dataset.config)
-    with pytest.raises(ValueError, match=r"'a' needs numbers from the training data: set data\.fitted"):
+    with pytest.raises(ValueError, match=r"'a' needs numbers from the training data: set data\.statistics"):
         DataConfig(labels="click", dense=dense)
 
 
@@ -140,7 +146,7 @@ def test_a_constant_column_has_scale_1_whatever_the_constant(tmp_path, value, ki
     columns = {"click": [0, 1] * 500, "a": pa.array([value] * 1000, pa.float64()).cast(kind, safe=False)}
     write(tmp_path / "in" / "a.parquet", columns, row_group_rows=300)
     config = DataConfig(
-        labels="click", dense={"columns": ["a"], "standardise": True}, fitted=str(tmp_path / "fitted"), threads=0
+        labels="click", dense={"columns": ["a"], "standardise": True}, statistics=str(tmp_path / "fitted"), threads=0
     )
     dataset = Dataset.open(str(tmp_path / "in"), config, require_fitted=False)
     found = fit(dataset, config)
@@ -157,7 +163,7 @@ def test_a_constant_but_for_its_last_digits_is_a_constant(tmp_path):
     values = [0.3 if i % 2 else 0.1 + 0.2 for i in range(1000)]
     write(tmp_path / "a.parquet", {"click": [0] * 1000, "a": values})
     config = DataConfig(
-        labels="click", dense={"columns": ["a"], "standardise": True}, fitted=str(tmp_path / "fitted"), threads=0
+        labels="click", dense={"columns": ["a"], "standardise": True}, statistics=str(tmp_path / "fitted"), threads=0
     )
     fit(Dataset.open(str(tmp_path), config, require_fitted=False), config)
     assert Fitted.load(config).mean_and_scale(config.dense[0])[1].tolist() == [1.0]
@@ -186,7 +192,7 @@ def test_moments_of_any_finite_values(values, cut):
 def test_what_cannot_be_standardised_is_told_when_it_is_fitted(tmp_path):
     write(tmp_path / "a.parquet", {"click": [0, 1], "a": [1.7e308, -1.7e308]})
     config = DataConfig(
-        labels="click", dense={"columns": ["a"], "standardise": True}, fitted=str(tmp_path / "fitted"), threads=0
+        labels="click", dense={"columns": ["a"], "standardise": True}, statistics=str(tmp_path / "fitted"), threads=0
     )
     with pytest.raises(DataError, match=r"column 'a': .* cannot be standardised: give its block a `clip`"):
         fit(Dataset.open(str(tmp_path), config, require_fitted=False), config)
@@ -214,7 +220,7 @@ def test_damaged_numbers_of_a_fit_are_refused(tmp_path, change, message):
 def test_rows_without_a_needed_number_do_not_count_as_zeros(tmp_path):
     write(tmp_path / "a.parquet", {"click": [0] * 4, "a": pa.array([5.0, None, 7.0, None])})
     dense = {"columns": ["a"], "standardise": True, "fill": None}
-    config = DataConfig(labels="click", dense=dense, fitted=str(tmp_path / "fitted"), threads=0)
+    config = DataConfig(labels="click", dense=dense, statistics=str(tmp_path / "fitted"), threads=0)
     assert fit(Dataset.open(str(tmp_path), config, require_fitted=False), config).moments["a"] == (6.0, 1.0)
 
 
@@ -226,7 +232,7 @@ def test_a_fit_leaves_out_the_files_that_training_leaves_out(tmp_path):
     broken.write_bytes(bytes(raw))
     dense = {"columns": ["a"], "standardise": True}
     for policy in ("skip", "fail"):
-        config = DataConfig(labels="click", dense=dense, fitted=str(tmp_path / "f"), threads=0, on_bad_file=policy)
+        config = DataConfig(labels="click", dense=dense, statistics=str(tmp_path / "f"), threads=0, on_bad_file=policy)
         dataset = Dataset.open(str(tmp_path), config, require_fitted=False)
         if policy == "skip":
             assert fit(dataset, config).moments["a"] == (6.0, 1.0)

@@ -200,7 +200,7 @@ def test_a_cross_is_the_joint_value_and_null_in_any_part_is_no_feature(tmp_path)
 
 
 def test_missing_as_a_key_of_its_own(tmp_path):
-    assert read_keys(tmp_path, pa.array([None, 3]), missing="key") == [
+    assert read_keys(tmp_path, pa.array([None, 3]), null_policy="own_key") == [
         reference_keys.special("v", "missing"),
         reference_keys.key("v", 3),
     ]

@@ -47,7 +47,7 @@ def test_figures_of_every_feature(tmp_path):
     }
     write(tmp_path / "a.parquet", columns, row_group_rows=3000)
     sparse = [
-        {"name": "v", "missing": "key"},
+        {"name": "v", "null_policy": "own_key"},
         {"name": "s"},
         {"name": "l", "max_length": 3},
         {"name": "x", "cross": ["v", "s"]},
@@ -96,7 +96,9 @@ def test_findings(tmp_path):
     )
     (tmp_path / "copy.parquet").write_bytes((tmp_path / "a.parquet").read_bytes())
     (tmp_path / "zero.parquet").write_bytes(b"")
-    job = config(sparse=[{"name": "v"}, {"name": "c"}], dense={"columns": ["d"], "absent": 0}, on_bad_file="skip")
+    job = config(
+        sparse=[{"name": "v"}, {"name": "c"}], dense={"columns": ["d"], "absent_column": 0}, on_bad_file="skip"
+    )
     found = checked(tmp_path, job)
     text = "\n".join(found.errors + found.warnings)
     for expected in (
@@ -221,7 +223,7 @@ def test_the_command_reports_values_that_python_cannot_hold(tmp_path, capsys, wh
             "train": str(tmp_path / "data"),
             "labels": "click",
             "sparse": [{"name": "x", "max_length": 2}, {"name": "y"}],
-            "report_by": [] if what == "list_view" else ["x"],
+            "slice_metrics_by": [] if what == "list_view" else ["x"],
             "on_bad_row": "fail",
         },
         "tables": {"default": {"width": 4}},

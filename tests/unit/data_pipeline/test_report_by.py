@@ -39,26 +39,26 @@ def config(**fields) -> DataConfig:
 @pytest.mark.parametrize("training", [True, False])
 def test_values_stay_with_their_rows(tmp_path, training: bool) -> None:
     write(tmp_path / "a.parquet")
-    data = config(report_by=["city", "hour", "price"], dense={"columns": ["price"]})
+    data = config(slice_metrics_by=["city", "hour", "price"], dense={"columns": ["price"]})
     dataset = Dataset.open(str(tmp_path), data)
     seen = []
     with Loader(dataset, data, plan_epoch(dataset, 1, 0), seed=1, epoch=0, training=training) as loader:
         for batch in loader:
             for place, price in enumerate(batch.dense_BD[:, 0].tolist()):  # which says what row it was
                 i = int(2 * price)
-                assert batch.report_by["city"][place] == (None if i % 7 == 0 else f"城{i % 3}")
-                assert batch.report_by["hour"][place] == (None if i % 5 == 0 else str(i))
-                assert float(batch.report_by["price"][place]) == i / 2
+                assert batch.slice_metrics_by["city"][place] == (None if i % 7 == 0 else f"城{i % 3}")
+                assert batch.slice_metrics_by["hour"][place] == (None if i % 5 == 0 else str(i))
+                assert float(batch.slice_metrics_by["price"][place]) == i / 2
                 seen.append(i)
     assert sorted(seen) == list(range(ROWS))
 
 
 def test_a_list_column_or_a_missing_one_is_refused(tmp_path) -> None:
     write(tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"'tags' of data\.report_by.*a value a row is needed"):
-        Dataset.open(str(tmp_path), config(report_by="tags"))
+    with pytest.raises(DataError, match=r"'tags' of data\.slice_metrics_by.*a value a row is needed"):
+        Dataset.open(str(tmp_path), config(slice_metrics_by="tags"))
     with pytest.raises(DataError, match="no column 'citi'; the nearest are 'city'"):
-        Dataset.open(str(tmp_path), config(report_by="citi"))
+        Dataset.open(str(tmp_path), config(slice_metrics_by="citi"))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_list_column_or_a_missing_one_is_refused(tmp_path) -> None:
 def test_a_value_has_one_text_in_every_type(tmp_path, columns, texts) -> None:
     for number, column in enumerate(columns):
         pq.write_table(pa.table({"click": [0], "user": [1], "by": column}), tmp_path / f"{number}.parquet")
-    data = config(report_by=["by"])
+    data = config(slice_metrics_by=["by"])
     dataset = Dataset.open(str(tmp_path), data)
     with Loader(dataset, data, plan_epoch(dataset, 1, 0), seed=1, epoch=0) as loader:
-        assert {text for batch in loader for text in batch.report_by["by"]} == set(texts)
+        assert {text for batch in loader for text in batch.slice_metrics_by["by"]} == set(texts)

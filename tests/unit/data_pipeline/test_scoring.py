@@ -24,7 +24,7 @@ def test_rows_come_in_order_without_labels(tmp_path, threads):
     numbered(tmp_path / "b.parquet", 70, 25)
     for path in tmp_path.glob("*.parquet"):
         write(path, pq.read_table(path).drop_columns(["click"]))
-    config = numbered_config(threads=threads, sample_weight="gone", group="gone", report_by="gone")
+    config = numbered_config(threads=threads, sample_weight="gone", group="gone", slice_metrics_by="gone")
     blocks = read(tmp_path, config, ["row"])
     rows = np.concatenate([block.batch.dense_BD[:, 0] for block in blocks])
     np.testing.assert_array_equal(rows, np.arange(95))

@@ -129,7 +129,7 @@ def fittable(tmp_path: Path, values: Any, name: str = "data") -> Dataset:
     config = DataConfig(
         labels="click",
         threads=0,
-        fitted=str(tmp_path / "fitted"),
+        statistics=str(tmp_path / "fitted"),
         dense={"columns": ["d"], "standardise": True},
         sparse=[
             {"name": "q", "column": "d", "bucketize": {"kind": "quantiles", "num_buckets": 3}},
@@ -151,7 +151,7 @@ def test_every_part_of_another_fit_is_refused_and_the_same_fit_again_is_not(tmp_
     fittable(tmp_path, np.arange(50.0) * 2, "other")
     again = Dataset.open(path, first.config).signature
     assert not set(again.fitted.items()) & set(known.fitted.items())
-    with pytest.raises(DataError, match=f"data.fitted: dense d, quantiles q, vocabulary v .*50 rows .*{RELATION}"):
+    with pytest.raises(DataError, match=f"data.statistics: dense d, quantiles q, vocabulary v .*50 rows .*{RELATION}"):
         again.check(known, RELATION)
     again.check(known, RELATION, refitted=True)
 
@@ -168,9 +168,9 @@ def test_a_fit_that_is_made_anew_while_rows_are_read_is_not_taken(tmp_path):
 def test_a_damaged_fit_is_told_with_its_remedy(tmp_path, content):
     config = fittable(tmp_path, np.arange(9.0)).config
     (tmp_path / "fitted/fitted.json").write_text(content)
-    with pytest.raises(DataError, match=r"data\.fitted: .*paddlewheel data fit"):
+    with pytest.raises(DataError, match=r"data\.statistics: .*paddlewheel data fit"):
         Fitted.load(config)
     fittable(tmp_path, np.arange(9.0))
     (tmp_path / "fitted/vocabulary.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"data\.fitted: .*paddlewheel data fit"):
+    with pytest.raises(DataError, match=r"data\.statistics: .*paddlewheel data fit"):
         Fitted.load(config)

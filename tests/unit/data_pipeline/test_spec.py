@@ -21,33 +21,33 @@ from tests.support.parquet_files import write
 NUM_ROWS = 400
 SPARSE = [
     {"name": "id"},
-    {"name": "small", "missing": "key"},
+    {"name": "small", "null_policy": "own_key"},
     {"name": "unsigned"},
     {"name": "shifted", "column": "small", "offset": -5},
-    {"name": "word", "missing": "key"},
+    {"name": "word", "null_policy": "own_key"},
     {"name": "flag"},
     {"name": "price", "column": "decimal"},
     {"name": "date"},
     {"name": "when"},
     {"name": "as_text", "column": "small", "type": "string"},
     {"name": "as_number", "column": "digits", "type": "integer"},
-    {"name": "pair", "cross": ["small", "word", "date"], "missing": "key"},
-    {"name": "log", "column": "number", "bucketize": {"kind": "log_square"}, "missing": "key"},
+    {"name": "pair", "cross": ["small", "word", "date"], "null_policy": "own_key"},
+    {"name": "log", "column": "number", "bucketize": {"kind": "log_square"}, "null_policy": "own_key"},
     {"name": "edges", "column": "number", "bucketize": {"kind": "boundaries", "boundaries": [-1, 0, 2.5, 9]}},
     {"name": "quantile", "column": "number", "bucketize": {"kind": "quantiles", "num_buckets": 8}},
-    {"name": "frequent", "column": "word", "vocabulary": {"min_count": 30}, "missing": "key"},
+    {"name": "frequent", "column": "word", "vocabulary": {"min_count": 30}, "null_policy": "own_key"},
     {"name": "frequent_only", "column": "word", "vocabulary": {"min_count": 30, "rare": "none"}, "table": "other"},
     {"name": "tags", "max_length": 3, "table": "other", "pooling": "mean"},
-    {"name": "last_tags", "column": "tags", "max_length": 2, "keep": "last", "missing": "key"},
-    {"name": "weighted", "column": "tags", "weights": "tag_weights", "max_length": 4, "missing": "key"},
+    {"name": "last_tags", "column": "tags", "max_length": 2, "truncate": "last", "null_policy": "own_key"},
+    {"name": "weighted", "column": "tags", "weights": "tag_weights", "max_length": 4, "null_policy": "own_key"},
     {"name": "frequent_tags", "column": "tags", "max_length": 3, "vocabulary": {"min_count": 40, "rare": "none"}},
-    {"name": "gone", "column": "not_there", "absent": "missing", "missing": "key"},
-    {"name": "gone_list", "column": "no_list", "absent": "missing", "max_length": 2},
+    {"name": "gone", "column": "not_there", "absent_column": "missing", "null_policy": "own_key"},
+    {"name": "gone_list", "column": "no_list", "absent_column": "missing", "max_length": 2},
 ]
 DENSE = [
     {"columns": ["number", "id"], "transform": "log1p", "fill": 3.5, "clip": [-1, 4]},
     {"columns": ["decimal"], "standardise": True, "fill": -2},
-    {"columns": ["lacking"], "absent": 7, "transform": "log1p"},
+    {"columns": ["lacking"], "absent_column": 7, "transform": "log1p"},
 ]
 
 
@@ -82,7 +82,7 @@ def described(tmp_path_factory):
     }
     write(folder / "in.parquet", columns)
     config = DataConfig(
-        labels="click", sparse=SPARSE, dense=DENSE, fitted=str(folder / "fitted"), batch_rows=64, threads=0
+        labels="click", sparse=SPARSE, dense=DENSE, statistics=str(folder / "fitted"), batch_rows=64, threads=0
     )
     dataset = Dataset.open(str(folder / "in.parquet"), config, require_fitted=False)
     fit(dataset, config)
@@ -109,7 +109,7 @@ def test_every_kind_of_feature_gets_the_same_keys(described):
                 weights += kept
         expected = [reader.keys(rules[feature.name], row) for row in rows]
         assert found == [[k for k in keys if k] for keys, _ in expected], feature.name
-        if feature.absent == "refuse":
+        if feature.absent_column == "refuse":
             assert len({k for keys in found for k in keys}) >= 2
         if feature.weights:
             for here, (_, there) in zip(weights, expected, strict=True):

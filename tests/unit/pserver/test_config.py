@@ -7,7 +7,7 @@ from paddlewheel.pserver.config import Adam, TableConfig, table_id, table_ids
 
 def test_defaults():
     table = TableConfig()
-    assert (table.width, table.pull_width, table.optimizer.rule, table.admission) == (16, 17, "adagrad", None)
+    assert (table.width, table.pull_width, table.optimizer.rule, table.admission_threshold) == (16, 17, "adagrad", None)
     assert TableConfig(first_order=False).pull_width == 16
 
 
@@ -36,8 +36,8 @@ def test_given_shards_must_be_a_multiple_of_the_servers():
         {"optimizer": {"rule": "ftrl"}},
         {"optimizer": {"rule": "sgd", "learning_rate": 0}},
         {"optimizer": {"rule": "sgd", "weight_bounds": [0.1, 1]}},
-        {"admission": 0},
-        {"admission": 3, "unclicked_weight": 0.0, "clicked_weight": 0.0},
+        {"admission_threshold": 0},
+        {"admission_threshold": 3, "unclicked_weight": 0.0, "clicked_weight": 0.0},
         {"lifecycle": {"show_click_decay": 0}},
     ],
 )

@@ -17,7 +17,7 @@ def make_saved(directory, config, num_keys, num_shards=3):
     keys = np.unique(rng.integers(1, 1 << 64, num_keys, dtype=np.uint64))
     first = rng.normal(size=len(keys)).astype(np.float32).round(4)
     change = rng.normal(size=(len(keys), WIDTH)).astype(np.float32).round(4)
-    has = np.arange(len(keys)) % 7 >= (config.admission or 0)  # its shows, below
+    has = np.arange(len(keys)) % 7 >= (config.admission_threshold or 0)  # its shows, below
     folder = directory / f"{table_id('t'):03d}"
     folder.mkdir(parents=True)
     for shard in range(num_shards):
@@ -32,7 +32,9 @@ def make_saved(directory, config, num_keys, num_shards=3):
 
 @pytest.fixture(params=[None, 4], ids=["all", "admitted"])
 def case(request, tmp_path):
-    return make_saved(tmp_path / "saved", TableConfig(width=WIDTH, initial_range=0.5, admission=request.param), 1000)
+    return make_saved(
+        tmp_path / "saved", TableConfig(width=WIDTH, initial_range=0.5, admission_threshold=request.param), 1000
+    )
 
 
 def expected_values(keys, first, change, has):
@@ -127,7 +129,7 @@ def test_a_lookup_pulls_like_a_client(case, tmp_path):
     for key, row in zip(some.tolist(), values, strict=True):
         if key in expected:
             np.testing.assert_allclose(row, expected[key], rtol=1e-6, atol=1e-6)
-        elif saved.config.admission:
+        elif saved.config.admission_threshold:
             np.testing.assert_array_equal(row, 0)
         else:
             np.testing.assert_array_equal(row, [0, *book[key & 0xFFFF]])

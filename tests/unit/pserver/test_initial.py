@@ -28,7 +28,7 @@ def test_it_is_uniform_and_depends_on_seed_and_name():
 
 
 def test_effective_values():
-    config = TableConfig(width=2, initial_range=0.1, admission=2)
+    config = TableConfig(width=2, initial_range=0.1, admission_threshold=2)
     table = Initializer("t", config, seed=0)
     keys = np.array([1, 1 << 40, 65537, (1 << 64) - 1], np.uint64)
     change = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -43,7 +43,7 @@ def test_effective_values():
 
 
 def test_the_score_weighs_shows_and_clicks():
-    config = TableConfig(admission=2, unclicked_weight=0.1, clicked_weight=1.0)
+    config = TableConfig(admission_threshold=2, unclicked_weight=0.1, clicked_weight=1.0)
     table = Initializer("t", config, seed=0)
     shows, clicks = np.array([20, 19, 2, 2], np.float32), np.array([0, 0, 2, 1], np.float32)
     np.testing.assert_array_equal(table.admitted(shows, clicks), [True, False, True, False])

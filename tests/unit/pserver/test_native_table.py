@@ -51,7 +51,7 @@ class TestBeyondPaddle:
         assert training.pull(KEYS[:1]).tolist() == [[1, 0, -0.5, -0.5, -0.5, -0.5, -0.5]]
 
     def test_keys_below_admission_are_not_trained_if_they_are_not_to_be(self, make_table):
-        table = make_table(admission=3, train_below_admission=False, train_new_keys=True)
+        table = make_table(admission_threshold=3, train_below_admission=False, train_new_keys=True)
         for _ in range(2):
             table.push(KEYS[:1], pushed(1))
         assert table.pull(KEYS[:1]).tolist() == [[2, 0, 0, 0, 0, 0, 0]]

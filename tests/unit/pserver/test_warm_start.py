@@ -11,7 +11,9 @@ RULES = ("sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared")
 
 
 def config(rule="adam", **fields):
-    return TableConfig(**{"width": 3, "initial_range": 0.5, "admission": 2, "optimizer": {"rule": rule}, **fields})
+    return TableConfig(
+        **{"width": 3, "initial_range": 0.5, "admission_threshold": 2, "optimizer": {"rule": rule}, **fields}
+    )
 
 
 def effective(saved):
@@ -50,7 +52,7 @@ def test_another_name_seed_range_rule_and_number_of_shards(saved, tmp_path, rule
     if through == "export":
         source = tmp_path / "exported"
         export.export_table(saved, source)
-    target = config(rule, initial_range=0.1, admission=2)
+    target = config(rule, initial_range=0.1, admission_threshold=2)
     made = warm_start(source, tmp_path / "new", name="new", config=target, seed=9, num_shards=5)
     assert saved_tables.open_table(tmp_path / "new") == made
     assert (made.name, made.seed, len(made.parts), made.num_rows) == ("new", 9, 5, saved.num_rows)

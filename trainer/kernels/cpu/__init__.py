@@ -138,7 +138,7 @@ class Choice:
 
 
 def check(operators: Operators, precision: Literal["auto", Precision]) -> None:
-    """Refuse what `train.operators` and `train.precision` insist on and this machine has not; builds nothing.
+    """Refuse what `train.cpu_backend` and `train.precision` insist on and this machine has not; builds nothing.
 
     Raises:
         NativeError: Paddle's operators or this processor are to multiply bfloat16 and cannot, or our operators must be
@@ -147,7 +147,7 @@ def check(operators: Operators, precision: Literal["auto", Precision]) -> None:
     found = support()
     if precision == "bfloat16" and operators == "paddle":
         raise NativeError(
-            "train.precision: bfloat16 needs our operators, but train.operators is 'paddle'. Set one to 'auto'."
+            "train.precision: bfloat16 needs our operators, but train.cpu_backend is 'paddle'. Set one to 'auto'."
         )
     if precision == "bfloat16" and not found.bfloat16:
         raise NativeError(
@@ -170,7 +170,7 @@ def cpu_precision(precision: str, *, predicts: bool) -> Literal["auto", Precisio
 
 
 def choose(operators: Operators, precision: Literal["auto", Precision]) -> Choice:
-    """What `train.operators` and `train.precision` mean on this machine; loads the operators when they are chosen.
+    """What `train.cpu_backend` and `train.precision` mean on this machine; loads the operators when they are chosen.
 
     Raises:
         NativeError: the job insists on what cannot be had.
@@ -190,7 +190,7 @@ def choose(operators: Operators, precision: Literal["auto", Precision]) -> Choic
 
 
 def _insisted(operators: str, precision: str, error: NativeError) -> NativeError:
-    return NativeError(f"train.operators: {operators} with train.precision: {precision}: {error}")
+    return NativeError(f"train.cpu_backend: {operators} with train.precision: {precision}: {error}")
 
 
 @contextmanager

@@ -20,9 +20,9 @@ def test_every_rule(rule: str, occurrences: str, first_order: bool, admission: i
     config = TableConfig(
         width=3,
         first_order=first_order,
-        admission=admission,
+        admission_threshold=admission,
         initial_range=0.1,
-        optimizer={"rule": rule, "learning_rate": 0.2, "occurrences": occurrences, "weight_bounds": (-0.4, 0.5)},
+        optimizer={"rule": rule, "learning_rate": 0.2, "gradient_reduction": occurrences, "weight_bounds": (-0.4, 0.5)},
     )
     rng = np.random.default_rng(3)
     keys = rng.integers(1, 2**64, 60, dtype=np.uint64)

@@ -25,7 +25,7 @@ tables: {default: {width: 8}}
 model: {kind: deepfm, tower: [8]}
 """
 SPACE = """
-train.dense.learning_rate: {low: 1e-4, high: 1e-1, log: true}
+train.dense_optimizer.learning_rate: {low: 1e-4, high: 1e-1, log: true}
 model.dropout: {low: 0, high: 0.5}
 tables.default.width: {low: 4, high: 16, step: 4}
 model.tower: {choices: [[8], [16, 8], []]}
@@ -53,7 +53,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[JobConfig]:
         asked.append(job)
         if job.model.dropout > 0.4:
             raise ParityError("it failed")
-        distance = abs(job.train.dense.learning_rate - 0.01) + abs(job.tables["default"].width - 12) / 100
+        distance = abs(job.train.dense_optimizer.learning_rate - 0.01) + abs(job.tables["default"].width - 12) / 100
         return {"eval": {"auc": 0.8 - distance, "logloss": 0.4 + distance, "gauc": None}}
 
     monkeypatch.setattr(tuning, "execute", execute)
@@ -65,7 +65,7 @@ def test_trials_stay_within_the_space_and_the_best_is_written_as_a_job(tmp_path:
     study = tuning.run(search(), 25, tmp_path / "out", said.append)
     assert len(runs) == 25
     for job in runs:
-        assert 1e-4 <= job.train.dense.learning_rate <= 0.1
+        assert 1e-4 <= job.train.dense_optimizer.learning_rate <= 0.1
         assert job.tables["default"].width in {4, 8, 12, 16}
         assert job.model.tower in {(8,), (16, 8), ()}
     files = tuning.write(search(), study, tmp_path / "out")
@@ -76,7 +76,9 @@ def test_trials_stay_within_the_space_and_the_best_is_written_as_a_job(tmp_path:
     assert len(rows) == sum(job.model.dropout <= 0.4 for job in runs)
     assert (len(said), sum("failed: it failed" in line for line in said)) == (25, 25 - len(rows))
     best = JobConfig.load(files[1])
-    assert best.train.dense.learning_rate == pytest.approx(float(rows[0]["train.dense.learning_rate"]))
+    assert best.train.dense_optimizer.learning_rate == pytest.approx(
+        float(rows[0]["train.dense_optimizer.learning_rate"])
+    )
     assert list(best.model.tower) == json.loads(rows[0]["model.tower"])
     assert max(scores) > 0.75
     assert files[2].stat().st_size > 5000
@@ -89,7 +91,7 @@ def test_a_search_goes_on_and_does_not_repeat_itself(tmp_path: Path, search, run
     tuning.run(search(), 4, tmp_path / "out", lambda _: None)
     study = tuning.run(search(), 9, tmp_path / "out", lambda _: None)
     assert len(study.trials) == 9
-    assert len({job.train.dense.learning_rate for job in runs}) == 9
+    assert len({job.train.dense_optimizer.learning_rate for job in runs}) == 9
     tuning.run(search(), 9, tmp_path / "out", lambda _: None)
     assert len(runs) == 9
     with pytest.raises(TuningError, match="another search"):
@@ -97,9 +99,9 @@ def test_a_search_goes_on_and_does_not_repeat_itself(tmp_path: Path, search, run
 
 
 def test_lower_is_better_where_it_is_and_seeds_are_averaged(tmp_path: Path, search, runs) -> None:
-    chosen = search("train.dense.learning_rate: {choices: [0.001, 0.01, 0.1]}", "logloss", seeds=2)
+    chosen = search("train.dense_optimizer.learning_rate: {choices: [0.001, 0.01, 0.1]}", "logloss", seeds=2)
     study = tuning.run(chosen, 8, tmp_path / "out", lambda _: None)
-    assert json.loads(study.best_trial.params["train.dense.learning_rate"]) == 0.01
+    assert json.loads(study.best_trial.params["train.dense_optimizer.learning_rate"]) == 0.01
     assert [job.seed for job in runs[:4]] == [0, 1, 0, 1]
 
 
@@ -127,7 +129,10 @@ def test_a_search_file_that_cannot_be_used(search, space: str, message: str) -> 
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ("train.dense.learning_rat: {low: 1e-4, high: 1e-2}", "did you mean train.dense.learning_rate"),
+        (
+            "train.dense_optimizer.learning_rat: {low: 1e-4, high: 1e-2}",
+            "did you mean train.dense_optimizer.learning_rate",
+        ),
         ("model.dropout: {low: 0, high: 2}", "model.dropout"),
         ("model.kind: {choices: [deepfm, depfm]}", "did you mean deepfm"),
     ],

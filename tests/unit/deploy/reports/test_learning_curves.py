@@ -60,7 +60,7 @@ def evaluation(labels: list[str], *, clicks: bool = True) -> dict:
             {},
             (),
             group_B=rng.integers(1, 50, 4000).astype(np.uint64),
-            report_by={"device / kind": device},
+            slice_metrics_by={"device / kind": device},
         ),
         logit,
     )

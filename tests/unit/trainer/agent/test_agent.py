@@ -13,9 +13,9 @@ import pytest
 
 from paddlewheel.trainer.agent import agent
 from paddlewheel.trainer.agent.agent import Agent, AgentOptions
-from paddlewheel.trainer.distributed.subprocesses import reserve_port
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator.security import Security
+from paddlewheel.trainer.distributed.subprocesses import reserve_port
 
 
 def options(port: int | None = None) -> AgentOptions:

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from paddlewheel.trainer.agent import worker_process
-from paddlewheel.trainer.distributed.subprocesses import kill_leftovers
 from paddlewheel.trainer.agent.worker_process import WorkerProcess
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.distributed.subprocesses import kill_leftovers
 
 pytestmark = pytest.mark.processes
 

@@ -60,7 +60,7 @@ class Case:
                 {"name": "user", "vocabulary": {"min_count": 1}, **(user or {})},
                 {"name": "q", "column": "d", "bucketize": {"kind": "quantiles", "num_buckets": 4}, "table": "buckets"},
             ],
-            "fitted": str(self.folder / "fitted"),
+            "statistics": str(self.folder / "fitted"),
             "threads": 0,
         }
         raw = {
@@ -113,7 +113,7 @@ def kinds_refused(case: Case, data: str) -> Any:
 
 def fit_refused() -> Any:
     return pytest.raises(
-        DataError, match=r"data\.fitted: dense d, vocabulary user, quantiles q .*40 rows .*was trained"
+        DataError, match=r"data\.statistics: dense d, vocabulary user, quantiles q .*40 rows .*was trained"
     )
 
 
@@ -193,9 +193,9 @@ def test_a_warm_start_refuses_other_kinds_and_what_is_scaled_otherwise(case):
     planned(train="text", tables={"buckets": "buckets"})  # these keys are not taken
     case.refit()
     planned(tables={"default": "default"})  # other keys are known, but they mean the same
-    with pytest.raises(DataError, match=r"data\.fitted: quantiles q "):
+    with pytest.raises(DataError, match=r"data\.statistics: quantiles q "):
         planned(tables={"buckets": "buckets"})
-    with pytest.raises(DataError, match=r"data\.fitted: dense d "):
+    with pytest.raises(DataError, match=r"data\.statistics: dense d "):
         planned(dense=True, tables={"default": "default"})
 
 
@@ -224,7 +224,7 @@ def test_declaring_what_the_keys_are_anyway_is_no_change_of_the_job(case, tmp_pa
     with find_model(str(path), None, ()) as (job, trained):
         assert job.data.sparse[0].type == "integer"
         assert trained.inputs is not None
-    path.write_text(case.job(user={"missing": "key"}).model_dump_json())
+    path.write_text(case.job(user={"null_policy": "own_key"}).model_dump_json())
     with pytest.raises(OtherModelError, match=r"data\.sparse"), find_model(str(path), None, ()):
         pass
 

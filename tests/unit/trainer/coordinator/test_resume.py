@@ -26,7 +26,7 @@ JOB: dict[str, Any] = {
     "data": {"train": "/a", "eval": "/b", "labels": ["click"], "threads": 2},
     "tables": {"default": {"width": 4}},
     "model": {"kind": "fm"},
-    "train": {"epochs": 2, "dense": {"learning_rate": 0.1}},
+    "train": {"epochs": 2, "dense_optimizer": {"learning_rate": 0.1}},
     "cluster": {"servers": 1},
 }
 
@@ -95,7 +95,10 @@ def test_the_newest_is_taken_unless_told_otherwise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "words"),
     [
-        (changed(train={"dense": {"learning_rate": 0.2}}), "train.dense.learning_rate: 0.1 before, 0.2 now"),
+        (
+            changed(train={"dense_optimizer": {"learning_rate": 0.2}}),
+            "train.dense_optimizer.learning_rate: 0.1 before, 0.2 now",
+        ),
         (changed(tables={"default": {"width": 8}}), "tables.default.width: 4 before, 8 now"),
         ({**JOB, "seed": 2}, "seed: 1 before, 2 now"),
         (changed(data={"labels": ["buy"]}), "data.labels"),

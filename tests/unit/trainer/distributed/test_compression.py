@@ -228,6 +228,10 @@ def test_a_step_without_a_batch_adds_nothing_of_the_one_before():
 @pytest.mark.parametrize("wire", WIRES)
 def test_gpus_sum_float32(wire):
     data = {"train": "x", "labels": ["y"], "sparse": [{"name": "a"}]}
-    with pytest.raises(ConfigError, match=rf"train\.allreduce: {wire} is for trainers on CPUs.*train\.device: cpu"):
-        JobConfig.parse({"name": "j", "data": data, "train": {"allreduce": wire, "device": "gpu"}})
-    assert JobConfig.parse({"name": "j", "data": data, "train": {"allreduce": wire}}).train.allreduce == wire
+    with pytest.raises(
+        ConfigError, match=rf"train\.allreduce_dtype: {wire} is for trainers on CPUs.*train\.device: cpu"
+    ):
+        JobConfig.parse({"name": "j", "data": data, "train": {"allreduce_dtype": wire, "device": "gpu"}})
+    assert (
+        JobConfig.parse({"name": "j", "data": data, "train": {"allreduce_dtype": wire}}).train.allreduce_dtype == wire
+    )

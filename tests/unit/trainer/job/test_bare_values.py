@@ -69,10 +69,10 @@ def findings(*overrides: str) -> str:
         ("data.sparse.0.bucketize=log_square", "bucketize: {kind: log_square}"),
         ("data.sparse.0.cross=item", "cross: [item]"),
         ("data.shuffle=false", "shuffle: {enabled: false}"),
-        ("data.label=soft", "label: {soft: true}"),
+        ("data.label_rule=soft", "label_rule: {soft: true}"),
         ("train=3", "train: {epochs: 3}"),
-        ("train.dense=0.01", "dense: {learning_rate: 0.01}"),
-        ("train.dense.schedule=cosine", "schedule: {decay: cosine}"),
+        ("train.dense_optimizer=0.01", "dense_optimizer: {learning_rate: 0.01}"),
+        ("train.dense_optimizer.schedule=cosine", "schedule: {decay: cosine}"),
         ("train.days=2026-01-01..2026-01-07", "days: {range: 2026-01-01..2026-01-07}"),
         ("train.days={publish: chains}", "publish: {directory: chains}"),
         ("train.negative_sampling=0.1", "negative_sampling: {keep: 0.1}"),
@@ -107,7 +107,7 @@ def test_the_answer_is_what_to_write_and_it_is_accepted_there(override: str, wri
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("train.dense=adam", ["train.dense: is a section of its own, got 'adam'", "learning_rate"]),
+        ("train.dense_optimizer=adam", ["train.dense_optimizer: is a section of its own, got 'adam'", "learning_rate"]),
         ("cluster=[1, 2]", ["cluster: is a section of its own", "servers, trainer_threads, trainers"]),
         ("model=", ["model: is empty", "leave it out for its default"]),
         ("model.kind=", ["model.kind: is one of lr, fm", "got None"]),

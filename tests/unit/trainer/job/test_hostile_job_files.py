@@ -62,9 +62,15 @@ def test_files_that_are_no_job(tmp_path: Path, text: str | bytes, words: str) ->
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("train.dense.learning_rate=.inf", "train.dense.learning_rate: is inf; a number in a job must be finite"),
-        ("train.dense.learning_rate=.nan", "train.dense.learning_rate: is nan; a number"),
-        ("train.dense.learning_rate=1e300", "train.dense.learning_rate: 1e+300 is outside of what a float32 holds"),
+        (
+            "train.dense_optimizer.learning_rate=.inf",
+            "train.dense_optimizer.learning_rate: is inf; a number in a job must be finite",
+        ),
+        ("train.dense_optimizer.learning_rate=.nan", "train.dense_optimizer.learning_rate: is nan; a number"),
+        (
+            "train.dense_optimizer.learning_rate=1e300",
+            "train.dense_optimizer.learning_rate: 1e+300 is outside of what a float32 holds",
+        ),
         ("tables={default: {optimizer: {rule: adam, learning_rate: .inf}}}", "tables.default.optimizer.learning_rate"),
         ("control.heartbeat_seconds=1e-300", "control.heartbeat_seconds"),
         ("control.heartbeat_seconds=1e-6", "control.heartbeat_seconds: input should be greater than or equal to 0.01"),

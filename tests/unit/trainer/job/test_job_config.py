@@ -126,10 +126,13 @@ def test_later_overrides_win(write) -> None:
         ("data.labels=[]", ["data.labels", "at least 1"]),
         ("model.kind=depfm", ["model.kind", "depfm", "did you mean deepfm?", "lr", "package.module:Class"]),
         ("train.evaluation={every_steps: 5}", ["train.evaluation", "give data.eval"]),
-        ("train.evaluation={stop_after: 2}", ["train.evaluation", "need every_steps or every_epochs"]),
+        ("train.evaluation={patience: 2}", ["train.evaluation", "need every_steps or every_epochs"]),
         ("train.evaluation={metric: gauc}", ["train.evaluation.metric", "give data.group"]),
         ("train.evaluation={metric: weighted_auc}", ["train.evaluation.metric", "give data.sample_weight"]),
-        ("train.dense.schedule={decay: exponential}", ["train.dense.schedule", "give final_factor"]),
+        (
+            "train.dense_optimizer.schedule={decay: exponential}",
+            ["train.dense_optimizer.schedule", "give final_factor"],
+        ),
         ("train.negative_sampling={keep: 0}", ["train.negative_sampling.keep", "got 0", "Share of the rows"]),
         ("model={kind: lr, tower: [1]}", ["model.tower: unknown key", "Allowed in model: kind"]),
         ("model={kind: dcn, cros_layers: 1}", ["model.cros_layers", "did you mean model.cross_layers?"]),
@@ -305,7 +308,7 @@ def test_names_that_tables_may_not_have(name: str) -> None:
     [
         ({"data": {"dense": {"columns": ["x"], "clip": [0, math.inf]}}}, "data.dense.clip.1"),
         ({"tables": {"default": {"optimizer": {"rule": "sgd", "weight_bounds": [-math.inf, 1]}}}}, "tables.default."),
-        ({"train": {"dense": {"learning_rate": math.inf}}}, "train.dense.learning_rate"),
+        ({"train": {"dense_optimizer": {"learning_rate": math.inf}}}, "train.dense_optimizer.learning_rate"),
         ({"control": {"heartbeat_timeout_seconds": math.nan}}, "control.heartbeat_timeout_seconds"),
         ({"tables": {"default": {"lifecycle": {"delete_below_score": math.inf}}}}, "tables.default.lifecycle"),
     ],
@@ -329,7 +332,7 @@ def test_an_accepted_job_survives_its_way_to_the_children() -> None:
     [
         {"data": {"train": "s3://KEY:SECRET@bucket/train"}},
         {"data": {"eval": ["/here", "s3://KEY:SE/CRET@bucket/eval"]}},
-        {"data": {"fitted": "gs://token@bucket/fitted"}},
+        {"data": {"statistics": "gs://token@bucket/fitted"}},
         {"checkpoint": {"directory": "s3://KEY:SECRET@bucket/kept"}},
         {"warm_start": {"source": "hdfs://user:word@host/x"}},
         {"data": {"train": "s3://bucket/train?access_key=KEY&secret_key=SECRET"}},

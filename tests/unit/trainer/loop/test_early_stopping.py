@@ -19,7 +19,7 @@ def verdicts(values: list, **config) -> list[tuple[bool, bool]]:
 
 
 def test_higher_auc_is_better_and_patience_counts_in_a_row() -> None:
-    assert verdicts([0.6, 0.7, 0.7, 0.69, 0.71, 0.7, 0.7, 0.7], stop_after=3) == [
+    assert verdicts([0.6, 0.7, 0.7, 0.69, 0.71, 0.7, 0.7, 0.7], patience=3) == [
         (True, False),
         (True, False),
         (False, False),
@@ -36,11 +36,11 @@ def test_lower_logloss_is_better() -> None:
 
 
 def test_an_improvement_has_a_least_size() -> None:
-    assert [b for b, _ in verdicts([0.5, 0.505, 0.511], min_improvement=0.01)] == [True, False, True]
+    assert [b for b, _ in verdicts([0.5, 0.505, 0.511], min_delta=0.01)] == [True, False, True]
 
 
 def test_an_undefined_value_is_never_an_improvement() -> None:
-    assert verdicts([None, float("nan"), 0.1, None], stop_after=2) == [
+    assert verdicts([None, float("nan"), 0.1, None], patience=2) == [
         (False, False),
         (False, True),
         (True, False),
@@ -60,7 +60,7 @@ def test_a_metric_that_is_not_there_is_refused_with_the_remedy() -> None:
 
 
 def test_state_continues_where_it_was() -> None:
-    config = EvaluationConfig(every_steps=1, stop_after=2)
+    config = EvaluationConfig(every_steps=1, patience=2)
     one, two = EarlyStopping(config), EarlyStopping(config)
     one.observe(10, {"auc": 0.7})
     one.observe(20, {"auc": 0.6})
@@ -69,7 +69,7 @@ def test_state_continues_where_it_was() -> None:
     assert two.observe(30, {"auc": 0.65}).stop
 
 
-@pytest.mark.parametrize("config", [{"keep_best": True}, {"stop_after": 2}])
+@pytest.mark.parametrize("config", [{"save_best": True}, {"patience": 2}])
 def test_what_needs_evaluations_says_so(config: dict) -> None:
     with pytest.raises(ValidationError, match="need every_steps or every_epochs"):
         EvaluationConfig(**config)

@@ -218,7 +218,7 @@ class _Admitting(_Table):
 @pytest.mark.parametrize("boundary", [False, True], ids=["pulled-ahead", "pulled-again"])
 def test_gradients_of_embeddings_that_nobody_saw_are_not_pushed(boundary: bool) -> None:
     table = _Admitting()
-    config = {"default": TableConfig(width=2, admission=3)}
+    config = {"default": TableConfig(width=2, admission_threshold=3)}
     with EmbeddingPipeline(
         table, iter([_batch(0)]), max_staleness_steps=0, tables=config, growth=NewKeyCounter()
     ) as exchange:

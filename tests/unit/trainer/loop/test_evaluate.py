@@ -58,7 +58,9 @@ def on_all(num_trainers: int, work) -> list:
 
 
 def batch_of(label: np.ndarray, group: np.ndarray | None, **slices: np.ndarray) -> Batch:
-    return Batch(len(label), np.zeros((len(label), 0), np.float32), label, {}, (), group_B=group, report_by=slices)
+    return Batch(
+        len(label), np.zeros((len(label), 0), np.float32), label, {}, (), group_B=group, slice_metrics_by=slices
+    )
 
 
 @pytest.fixture(scope="module")

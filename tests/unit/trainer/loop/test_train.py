@@ -62,7 +62,7 @@ class Sync(ProcessGroup):
 class Run:
     """A loop over batches, from a given progress on."""
 
-    def __init__(self, *, max_bad_steps: int = 10, signals: Signals | None = None) -> None:
+    def __init__(self, *, max_nonfinite_steps: int = 10, signals: Signals | None = None) -> None:
         self.log: list[str] = []
         self.table, self.signals = Table(self.log), signals or Signals()
         program = DenseProgram(
@@ -77,7 +77,7 @@ class Run:
         self.loop = TrainLoop(
             program,
             Sync(self.log),
-            max_bad_steps=max_bad_steps,
+            max_nonfinite_steps=max_nonfinite_steps,
             checkpoint_every_steps=None,
             signals=self.signals,
             on_step=lambda progress, batch, skipped: self.log.append("step"),
@@ -147,15 +147,15 @@ def test_who_is_to_stop_evaluates_no_more() -> None:
 
 def test_bad_steps_are_limited_over_restarts() -> None:
     """A checkpoint carries the count on, so an attempt does not begin with a clean sheet."""
-    first = Run(max_bad_steps=3)
+    first = Run(max_nonfinite_steps=3)
     bad = [batch(4, dense=3e38), batch(4), batch(4, dense=3e38)]
     assert first.epoch(bad, rows_left=12)
     cursor = {"step": 3, "rows": 12, "position": {"epoch": 1}}
     kept = first.loop.progress.state()
     assert (kept["bad_steps"], kept["bad_rows"], kept["rows"]) == (2, 8, 12)
-    second = Run(max_bad_steps=3)
+    second = Run(max_nonfinite_steps=3)
     second.loop.progress.load_state(kept, cursor)
-    with pytest.raises(BadStepsError, match=r"4 steps \(16 rows\).*max_bad_steps allows 3"):
+    with pytest.raises(BadStepsError, match=r"4 steps \(16 rows\).*max_nonfinite_steps allows 3"):
         second.epoch([batch(4, dense=3e38), batch(4, dense=3e38)], rows_left=8)
 
 

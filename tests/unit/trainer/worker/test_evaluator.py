@@ -45,7 +45,7 @@ class Trainer:
     rank: int = 0
     restored: int = -1
     scores: list[float | None] = field(default_factory=list)
-    evaluation: dict[str, Any] = field(default_factory=lambda: {"every_steps": 10, "keep_best": True})
+    evaluation: dict[str, Any] = field(default_factory=lambda: {"every_steps": 10, "save_best": True})
     saves_fail: bool = False
 
     def __post_init__(self):
@@ -122,7 +122,7 @@ def test_without_evaluation_rows_training_goes_on(tmp_path: Path) -> None:
 
 
 def test_training_stops_after_evaluations_without_improvement(tmp_path: Path) -> None:
-    one = Trainer(tmp_path, scores=[0.7, 0.6, 0.65], evaluation={"every_steps": 10, "stop_after": 2})
+    one = Trainer(tmp_path, scores=[0.7, 0.6, 0.65], evaluation={"every_steps": 10, "patience": 2})
     assert [one.at(step) for step in (10, 20, 30)] == [True, True, False]
     assert one.judge.stopped_early
 
@@ -181,7 +181,7 @@ def test_an_epoch_s_evaluation_is_owed_after_its_end_alone(
 
 def test_training_that_had_stopped_stays_so_after_a_restart(tmp_path: Path) -> None:
     """Evaluations by epochs leave nothing at a step that would tell."""
-    evaluation = {"every_epochs": 1, "stop_after": 1}
+    evaluation = {"every_epochs": 1, "patience": 1}
     before = Trainer(tmp_path, scores=[0.7, 0.6], evaluation=evaluation)
     assert [before.at(25), before.at(50)] == [True, False]
     one = _restored(tmp_path, before.judge.state(), 50, evaluation=evaluation)

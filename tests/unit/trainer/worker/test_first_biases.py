@@ -52,7 +52,7 @@ def test_rates_are_by_sample_weight_and_of_soft_labels_too(tmp_path) -> None:
     rng = np.random.default_rng(0)
     click, buy, weight = rng.random(500), rng.random(500) ** 2, rng.random(500)
     files(tmp_path, click, buy, w=weight)
-    job = config(label={"soft": True}, sample_weight="w")
+    job = config(label_rule={"soft": True}, sample_weight="w")
     sample = take_sample(Dataset.open(str(tmp_path), job), job)
     expected = [np.average(click, weights=weight), np.average(buy, weights=weight)]
     assert sample.rate_Y == pytest.approx(expected, rel=1e-6)

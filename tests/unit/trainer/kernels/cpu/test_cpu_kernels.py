@@ -260,7 +260,7 @@ def test_a_job_may_insist_or_refuse() -> None:
     assert cpu.choose("paddle", "auto").precision is None
     assert cpu.choose("native", "float32").precision == "float32"
     assert cpu.choose("auto", "auto").precision == ("bfloat16" if cpu.support().bfloat16 else "float32")
-    with pytest.raises(NativeError, match=r"bfloat16 needs our operators.*train\.operators is 'paddle'"):
+    with pytest.raises(NativeError, match=r"bfloat16 needs our operators.*train\.cpu_backend is 'paddle'"):
         cpu.choose("paddle", "bfloat16")
 
 
@@ -280,7 +280,7 @@ def test_without_a_compiler(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "no C++ compiler was found" in chosen.warning
     monkeypatch.setattr(cpu, "_instructions", lambda: 0xE7)
     for operators, precision in (("native", "auto"), ("auto", "bfloat16")):
-        with pytest.raises(NativeError, match=rf"train\.operators: {operators}.*apt-get install g\+\+"):
+        with pytest.raises(NativeError, match=rf"train\.cpu_backend: {operators}.*apt-get install g\+\+"):
             cpu.choose(operators, precision)
 
 

@@ -545,8 +545,8 @@ def test_precisions_of_gpus_are_refused_on_cpus(precision):
 
 
 def test_native_operators_are_refused_on_gpus():
-    with pytest.raises(ConfigError, match=r"train\.operators: native are operators for CPUs"):
-        JobConfig.parse(_job(operators="native", device="gpu"))
+    with pytest.raises(ConfigError, match=r"train\.cpu_backend: native are operators for CPUs"):
+        JobConfig.parse(_job(cpu_backend="native", device="gpu"))
 
 
 def test_precision_by_compute_capability():
