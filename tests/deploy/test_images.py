@@ -154,13 +154,13 @@ def test_the_wheel_of_the_image_holds_what_runs_need(tmp_path: Path) -> None:
     (wheel,) = (tmp_path / "wheels").iterdir()
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
-        "trainer/coordinator/coordinator_pb2.py",
-        "trainer/coordinator/static/index.html",
-        "trainer/coordinator/static/page.js",
-        "trainer/coordinator/static/page.css",
-        "deploy/monitoring/rules.yaml",
-        "deploy/docker/healthcheck.py",
-        "deploy/kubernetes/render.py",
+        "paddlewheel/trainer/coordinator/coordinator_pb2.py",
+        "paddlewheel/trainer/coordinator/static/index.html",
+        "paddlewheel/trainer/coordinator/static/page.js",
+        "paddlewheel/trainer/coordinator/static/page.css",
+        "paddlewheel/deploy/monitoring/rules.yaml",
+        "paddlewheel/deploy/docker/healthcheck.py",
+        "paddlewheel/deploy/kubernetes/render.py",
     } <= names
     assert not [name for name in names if name.startswith("tests/")]
 
@@ -176,7 +176,7 @@ def children(pid: int) -> list[int]:
 def as_process_1(*command: str, environment: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen, int]]:
     """Runs a command as process 1 of a PID namespace, as an engine does; yields unshare, and process 1's id here."""
     outer = subprocess.Popen(
-        ["unshare", "--pid", "--fork", "--kill-worker", "--mount-proc", *command],
+        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command],
         env={**os.environ, **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -97,7 +97,7 @@ NEEDS: dict[str, Need] = {
     ),
     "an ordinary user": Need(lambda: os.geteuid() != 0, "run as another user than root, who may write anywhere", False),
     "process namespaces": Need(
-        lambda: _succeeds("unshare", "--pid", "--fork", "--kill-worker", "--mount-proc", "true"),
+        lambda: _succeeds("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "true"),
         f"util-linux, root and {_ROOT}",
     ),
     "network namespaces": Need(
