@@ -60,7 +60,7 @@ proto: $(DEV)  ## the coordinator's gRPC code anew (done by itself after an edit
 
 quickstart: $(RUN)  ## makes click data, trains on it with 2 servers and 2 trainers, evaluates
 	@if [ ! -f data/quickstart/best.json ]; then $(BIN)/paddlewheel data synth data/quickstart --rows 400k --seed 1; fi
-	$(BIN)/paddlewheel train --fresh jobs/quickstart.yaml
+	$(BIN)/paddlewheel train --from-scratch jobs/quickstart.yaml
 	$(BIN)/paddlewheel evaluate jobs/quickstart.yaml
 
 test: $(DEV)  ## the test suite, but for the tests marked slow

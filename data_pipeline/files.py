@@ -167,7 +167,7 @@ def _changed(source: SourceFile, how: str) -> str:
     return (
         f"{source.name}: is not the file that was there when reading was planned: it {how}. What a job reads must stay "
         "as it is while it runs. Start again; to go on in the middle of an epoch takes the old file, to begin with the "
-        "new one --fresh"
+        "new one --from-scratch"
     )
 
 

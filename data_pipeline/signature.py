@@ -128,8 +128,8 @@ class InputSignature(_Described):
             raise DataError(
                 f"data.statistics: {', '.join(changed[:3])}{more} was fitted otherwise: from {self.fitted_from} (hash "
                 f"{here}) here, and from {known.fitted_from} (hash {there}) in the fit {relation}. Put that fit back "
-                "(`paddlewheel data fit` on the same data makes it again), train anew (--fresh), or go on with the new "
-                "one (train --resume)"
+                "(`paddlewheel data fit` on the same data makes it again), train anew (--from-scratch), or go on with "
+                "the new one (train --resume)"
             )
 
     @property

@@ -28,7 +28,7 @@ EX_USAGE = 64
 EX_TEMPFAIL = 75
 EXIT_INTERRUPTED = 130
 
-_ANSWERS = {"job", "checkpoint", "chain", "curves", "report", "status", "deploy", "doctor", "version"}
+_ANSWERS = {"job", "checkpoint", "deltas", "plot", "report", "status", "deploy", "doctor", "version"}
 """Commands that print an answer and do nothing else for which a reader would be needed."""
 
 _OURS = {"paddlewheel"}
@@ -44,13 +44,13 @@ _COMMANDS = {
         "paddlewheel.deploy.cli.checkpoint:app",
         "Look at checkpoints, rewrite them, or ask a running job for one.",
     ),
-    "chain": (
-        "paddlewheel.deploy.cli.chain:app",
-        "List or follow the bases and deltas that a job publishes day by day.",
+    "deltas": (
+        "paddlewheel.deploy.cli.deltas:app",
+        "List or apply the bases and deltas that a job publishes day by day.",
     ),
     "tune": ("paddlewheel.deploy.cli.tune:tune", "Search for better settings of a job."),
-    "curves": (
-        "paddlewheel.deploy.cli.curves:curves",
+    "plot": (
+        "paddlewheel.deploy.cli.plot:plot",
         "Draw what a run has learnt: loss, evaluations, reliability, slices.",
     ),
     "report": ("paddlewheel.deploy.cli.report:report", "Prove from a run's journal that every row was trained once."),

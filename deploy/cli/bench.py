@@ -13,7 +13,7 @@ from cyclopts import App, Parameter, validators
 
 from paddlewheel.deploy.cli.arguments import Json, OptionError, Overrides, Threads, answer, say
 from paddlewheel.deploy.cli.data import Rows
-from paddlewheel.deploy.cli.parity import parity, peers
+from paddlewheel.deploy.cli.parity import baselines, parity
 
 if TYPE_CHECKING:
     from paddlewheel.deploy.bench.speed.report import Report
@@ -27,7 +27,7 @@ app.command(
     help="What the loss of a server costs, by size of the tables.",
 )
 app.command(parity)
-app.command(peers)
+app.command(baselines)
 
 System = Literal["paddlewheel", "paddle-fleet", "torch-fp32", "torch-bf16"]
 _SYSTEMS: tuple[System, ...] = ("paddlewheel", "paddle-fleet", "torch-fp32", "torch-bf16")

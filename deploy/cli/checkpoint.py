@@ -66,7 +66,7 @@ def verify(location: Location, *, json: Json = False) -> int:
 
 
 @app.command
-def now(
+def create(
     address: Annotated[
         str, Parameter(validator=check_host_and_port, help="HOST:PORT of the coordinator of the running job.")
     ],

@@ -1,4 +1,4 @@
-"""``paddlewheel bench parity`` and ``bench peers``: accuracy spread over many processes, and next to PyTorch."""
+"""``paddlewheel bench parity`` and ``bench baselines``: accuracy spread over many processes, and next to PyTorch."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -46,7 +46,7 @@ def parity(
     answer([asdict(c) for c in comparisons], json=json, text=lambda: table)
 
 
-def peers(
+def baselines(
     job: JobFile,
     *,
     torch_python: Annotated[Path, Parameter(help="A Python that has torch and numpy.")],

@@ -19,7 +19,7 @@ def train(
     resume: Annotated[
         bool, Parameter(negative=(), help="Go on from the newest checkpoint even if the job was changed since.")
     ] = False,
-    fresh: Annotated[
+    from_scratch: Annotated[
         bool, Parameter(negative=(), help="Begin again; checkpoints of earlier runs are put aside, not removed.")
     ] = False,
     days: Annotated[
@@ -44,9 +44,9 @@ def train(
     """
     from paddlewheel.trainer.job.config import JobConfig
 
-    if resume and fresh:
-        raise ResumeChoiceError("give --resume or --fresh, not both")
-    choice: Literal["auto", "always", "never"] = "always" if resume else "never" if fresh else "auto"
+    if resume and from_scratch:
+        raise ResumeChoiceError("give --resume or --from-scratch, not both")
+    choice: Literal["auto", "always", "never"] = "always" if resume else "never" if from_scratch else "auto"
     if days is not None:
         overrides = (*overrides, f"train.days.range={days}")
     if skip_missing_days:

@@ -127,7 +127,8 @@ def _nothing_to_do(plan: JobPlan, result: dict[str, Any], log_dir: Path) -> RunO
         exit_code=EXIT_DONE,
         cause="",
         failed_role="",
-        detail=f"{plan.name} is trained already; --fresh trains it again, more train.epochs or later --days go on.",
+        detail=f"{plan.name} is trained already; --from-scratch trains it again, more train.epochs or later --days go "
+        "on.",
         result=result,
         run_dir=Path(plan.run_dir),
         log_dir=log_dir,

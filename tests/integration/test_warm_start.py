@@ -83,7 +83,7 @@ def test_a_job_begins_with_all_of_another_and_once_only(learnt, tmp_path: Path) 
     report = run_report.report(job.folder / "run")
     assert (report.exact, report.warm_start) == (True, result["warm_start"])
     # Beginning again is another matter.
-    code, outcome = job.run("train", *STILL, "--fresh")
+    code, outcome = job.run("train", *STILL, "--from-scratch")
     assert code == 64
     assert "no trained model" in outcome["error"]["message"]
 
@@ -115,7 +115,7 @@ def test_another_width_is_refused_before_anything_starts(learnt, tmp_path: Path)
     old, _ = learnt
     settings = {**SETTINGS, "warm_start": {"source": str(old.folder / "run")}}
     job = Job(tmp_path, old.data, settings)
-    for arguments in (["train"], ["train", "--fresh"]):
+    for arguments in (["train"], ["train", "--from-scratch"]):
         code, outcome = job.run(*arguments, "--set", "tables.default.width=8")
         assert code == 64
         assert "tables.default.width: is 8" in outcome["error"]["message"]

@@ -67,9 +67,9 @@ COMMANDS = (
     "checkpoint prune EMPTY --keep 2",
     "checkpoint reshard EMPTY/step-1 NEW --shards 3",
     "checkpoint fetch EMPTY/step-1 NEW/step-1",
-    "chain ls EMPTY",
-    "chain follow EMPTY --to NEW --day 2026-01-01",
-    "curves EMPTY NEW",
+    "deltas ls EMPTY",
+    "deltas apply EMPTY --to NEW --day 2026-01-01",
+    "plot EMPTY NEW",
     "report EMPTY",
     "deploy k8s JOB --image x --keys default=3m --server-memory 4Gi --out NEW --node-selector a=b --gpus 1",
     "tune JOB SPACE --out /dev/null --trials 1",
@@ -185,7 +185,7 @@ def assert_answered(arguments: list[str], *, done: tuple[int, ...] = (0, 1, 3)) 
     assert "mistake in paddlewheel" not in said, said
     assert "Traceback" not in said, said
     if code == 75:  # only where somebody else did not answer
-        assert arguments[0] in {"status", "predict"} or "now" in arguments, said
+        assert arguments[0] in {"status", "predict"} or "create" in arguments, said
     elif code not in done:
         assert code == 64, (code, said)
         assert arguments[:1] == ["checkpoint"] or arguments[:1] == ["report"] or "paddlewheel: " in said, said

@@ -132,7 +132,8 @@ def finished_result(plan: JobPlan) -> dict[str, Any] | None:
             f"{plan.name} is trained already, to the end of {start.path}, with other values:\n  "
             + _shortened(changed)
             + "\nThere is nothing left for --resume to train with the new ones: train more (train.epochs, --days),"
-            " begin again and put the checkpoints aside (--fresh), or give this job another folder (--set run_dir=...)."
+            " begin again and put the checkpoints aside (--from-scratch), or give this job another folder (--set "
+            "run_dir=...)."
         )
     result: dict[str, Any] = last["result"]
     return result
@@ -251,7 +252,7 @@ def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> StartPoint:
     if cursor.get("version") != CURSOR_VERSION:
         raise ResumeError(
             f"{address} has a cursor of version {cursor.get('version')}, this version reads {CURSOR_VERSION}:"
-            " begin again with --fresh, or in another run_dir"
+            " begin again with --from-scratch, or in another run_dir"
         )
     try:
         RowLedger(1, 1, cursor)
@@ -267,8 +268,8 @@ def _start_from(kept: Checkpoints, address: str, plan: JobPlan) -> StartPoint:
     if changed and plan.resume != "always" and plan.restore is None:
         raise ResumeError(
             f"{kept.location} holds checkpoints of this job with other values:\n  " + _shortened(changed) + "\n"
-            "Go on from them with the new values (--resume), begin again and put them aside (--fresh), or give this job"
-            " another folder (--set run_dir=...)."
+            "Go on from them with the new values (--resume), begin again and put them aside (--from-scratch), or give "
+            "this job another folder (--set run_dir=...)."
         )
     return StartPoint(address, cursor)
 
@@ -292,8 +293,8 @@ def _check_days(address: str, cursor: Mapping[str, Any], plan: JobPlan) -> None:
     if ("days" in cursor) != plan.by_days and cursor["rows"]:
         was, now = ("by days", "in epochs") if "days" in cursor else ("in epochs", "by days")
         raise ResumeError(
-            f"{address} was trained {was}, this job trains {now} (train.days, --days): begin again with --fresh, or "
-            "give this job another folder (--set run_dir=...)"
+            f"{address} was trained {was}, this job trains {now} (train.days, --days): begin again with --from-scratch"
+            ", or give this job another folder (--set run_dir=...)"
         )
     behind, current = days_behind(cursor)
     known = (*behind, *([current] if current is not None else []))

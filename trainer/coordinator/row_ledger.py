@@ -328,7 +328,7 @@ def _check_same_data(plan: EpochPlan, position: Mapping[str, Any]) -> None:
         if was != now:
             raise RowLedgerError(
                 f"the checkpoint stands in the middle of epoch {position['epoch']} of other data ({key} was {was},"
-                f" now {now}): {remedy}, or start anew with --fresh",
+                f" now {now}): {remedy}, or start anew with --from-scratch",
                 "data",
             )
 

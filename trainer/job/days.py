@@ -93,7 +93,7 @@ def choose(
     if early:
         raise DaysError(
             f"{early[0]} lies before {last}, the last day that was trained, and was not trained itself: days are "
-            "trained in their order. Leave it out, or begin again with --fresh"
+            "trained in their order. Leave it out, or begin again with --from-scratch"
         )
     if current is not None and left[:1] != [current]:
         raise DaysError(

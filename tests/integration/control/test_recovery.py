@@ -233,7 +233,7 @@ def test_a_checkpoint_on_demand(start_job: Callable[..., Job], eventually: Calla
     job = start_job({"*": {**LONG, "step_timeout_seconds": 0.05}}, {"checkpoint": {"every_minutes": 0.02}, **SMALL})
     eventually(job.has("running"), seconds=60)
     eventually(job.has("committed"), seconds=60)  # by the clock
-    command = [sys.executable, "-m", "paddlewheel.deploy.cli", "checkpoint", "now", job.address(), "--json"]
+    command = [sys.executable, "-m", "paddlewheel.deploy.cli", "checkpoint", "create", job.address(), "--json"]
     asked = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert asked.returncode == 0, asked.stderr
     path = Path(json.loads(asked.stdout)["path"])

@@ -111,7 +111,7 @@ def test_a_job_with_other_values_is_refused_unless_told_otherwise(tmp_path: Path
             call(plan_of(tmp_path, job=job))
         assert words in str(refusal.value)
         assert "--resume" in str(refusal.value)
-        assert "--fresh" in str(refusal.value)
+        assert "--from-scratch" in str(refusal.value)
     assert resume.find_start(plan_of(tmp_path, job=job, resume="always")).path == str(newest)
     assert resume.find_start(plan_of(tmp_path, job=job, resume="never")) == StartPoint()
 
@@ -369,7 +369,9 @@ def test_a_finished_job_is_not_called_trained_with_values_that_it_was_not_traine
     journal.close()
     assert resume.finished_result(plan_of(tmp_path, resume="always")) == {"rows": 5}
     wider = changed(tables={"default": {"width": 8}})
-    with pytest.raises(ResumeError, match=r"trained already(.|\n)*tables.default.width: 4 before, 8 now(.|\n)*--fresh"):
+    with pytest.raises(
+        ResumeError, match=r"trained already(.|\n)*tables.default.width: 4 before, 8 now(.|\n)*--from-scratch"
+    ):
         resume.finished_result(plan_of(tmp_path, job=wider, resume="always"))
     longer = {**wider, "train": {**JOB["train"], "epochs": 3}}
     assert resume.finished_result(plan_of(tmp_path, job=longer, resume="always")) is None

@@ -1,4 +1,4 @@
-"""``paddlewheel curves``: what a run has learnt, as PNG files and a page."""
+"""``paddlewheel plot``: what a run has learnt, as PNG files and a page."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from paddlewheel.deploy.cli.arguments import Json, answer
 
 
-def curves(
+def plot(
     run_dir: Annotated[Path, Parameter(help="The run folder of a job (`run_dir`).")],
     out: Annotated[
         Path | None, Parameter(help="Folder for the files. By default `report` inside the run folder.")

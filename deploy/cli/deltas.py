@@ -1,4 +1,4 @@
-"""``paddlewheel chain``: the bases and deltas that a job publishes day by day (`train.days.publish`)."""
+"""``paddlewheel deltas``: the bases and deltas that a job publishes day by day (`train.days.publish`)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,7 @@ from paddlewheel.deploy.cli.arguments import Json, answer
 if TYPE_CHECKING:
     from paddlewheel.pserver.delta_chain import Link
 
-app = App(name="chain", help="Bases and deltas of a table, as a job publishes them day by day.")
+app = App(name="deltas", help="Bases and deltas of a table, as a job publishes them day by day.")
 
 Directory = Annotated[
     Path, Parameter(help="The chain of one table (`published/<table>` in the run folder, or the job's own folder).")
@@ -19,18 +19,18 @@ Directory = Annotated[
 
 @app.command
 def ls(directory: Directory, *, json: Json = False) -> None:
-    """List the links of a chain: number, base or delta, day, and how many rows changed or are gone."""
+    """List them: number, base or delta, day, and how many rows changed or are gone."""
     from paddlewheel.pserver import delta_chain
     from paddlewheel.pserver.errors import CheckpointError
 
     found = delta_chain.links(directory)
     if not found:
-        raise CheckpointError(f"{directory} holds no links of a chain")
+        raise CheckpointError(f"{directory} holds neither a base nor a delta")
     answer([link.model_dump() for link in found], json=json, text=lambda: "\n".join(map(_line, found)))
 
 
 @app.command
-def follow(
+def apply(
     directory: Directory,
     *,
     to: Annotated[Path, Parameter(help="New folder for the export (Parquet).")],
