@@ -21,30 +21,30 @@ RowSelection = tuple[Rows, npt.NDArray[np.int64]]
 
 
 def assemble(
-    config: DataConfig, selections: Sequence[RowSelection], *, spans: Sequence[Span] = (), num_skipped: int = 0
+    config: DataConfig, picks: Sequence[RowSelection], *, spans: Sequence[Span] = (), num_skipped: int = 0
 ) -> Batch:
     """Gathers the rows of a batch and finds the unique keys of each table."""
     return Batch(
-        num_rows=sum(at.size for _, at in selections),
-        dense_BD=_gather(selections, lambda rows: rows.dense_ND),
-        labels_BL=_gather(selections, lambda rows: rows.labels_NL),
-        tables={table: _table_keys(config, table, selections) for table in config.tables},
+        num_rows=sum(at.size for _, at in picks),
+        dense_BD=_gather(picks, lambda rows: rows.dense_ND),
+        labels_BL=_gather(picks, lambda rows: rows.labels_NL),
+        tables={table: _table_keys(config, table, picks) for table in config.tables},
         spans=tuple(spans),
-        sample_weight_B=None if config.sample_weight is None else _gather(selections, lambda rows: rows.weight_N),
-        group_B=None if config.group is None else _gather(selections, lambda rows: rows.group_N),
-        slice_metrics_by={c: _gather(selections, partial(_report_values, c)) for c in config.slice_metrics_by},
+        sample_weight_B=None if config.sample_weight is None else _gather(picks, lambda rows: rows.weight_N),
+        group_B=None if config.group is None else _gather(picks, lambda rows: rows.group_N),
+        slice_metrics_by={c: _gather(picks, partial(_report_values, c)) for c in config.slice_metrics_by},
         num_skipped_rows=num_skipped,
     )
 
 
-def _table_keys(config: DataConfig, table: str, selections: Sequence[RowSelection]) -> TableKeys:
+def _table_keys(config: DataConfig, table: str, picks: Sequence[RowSelection]) -> TableKeys:
     """The unique keys of a table, and where each feature's ids are among them."""
     features = [f for f in config.sparse if f.table == table]
     multi = [f for f in features if f.multi_valued]
     singles = tuple(f.name for f in features if not f.multi_valued)
-    ids_BF = _gather(selections, lambda rows: rows.singles[table])
+    ids_BF = _gather(picks, lambda rows: rows.singles[table])
     num_rows = ids_BF.shape[0]
-    by_feature = {f.name: [_gather_lists(rows.lists[f.name][0], at) for rows, at in selections] for f in multi}
+    by_feature = {f.name: [_gather_lists(rows.lists[f.name][0], at) for rows, at in picks] for f in multi}
     flat = [ids_BF.ravel()] + [keys for pieces in by_feature.values() for keys, _, _ in pieces]
     keys_U, positions = unique_keys(flat[0] if len(flat) == 1 else np.concatenate(flat))
     cursor = ids_BF.size
@@ -66,9 +66,9 @@ def _report_values(column: str, rows: Rows) -> Any:
     return rows.slice_metrics_by[column]
 
 
-def _gather(selections: Sequence[RowSelection], get: Callable[[Rows], Any]) -> Any:
+def _gather(picks: Sequence[RowSelection], get: Callable[[Rows], Any]) -> Any:
     """The chosen rows of an array that every window has."""
-    pieces = [get(rows).take(at, axis=0) for rows, at in selections]
+    pieces = [get(rows).take(at, axis=0) for rows, at in picks]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 

@@ -382,7 +382,7 @@ class Loader:
 
     def _assemble(self, segments: list[_Segment]) -> Batch:
         """The batch of some places of windows."""
-        selections: list[RowSelection] = []
+        picks: list[RowSelection] = []
         spans: list[Span] = []
         places = 0
         for window, start, end, given in segments:
@@ -390,9 +390,9 @@ class Loader:
             places += at.size
             spans += given
             bad = window.rows.bad_N[at]
-            selections.append((window.rows, at[~bad] if bad.any() else at))
-        num_rows = sum(at.size for _, at in selections)
-        return assemble(self._config, selections, spans=spans, num_skipped=places - num_rows)
+            picks.append((window.rows, at[~bad] if bad.any() else at))
+        num_rows = sum(at.size for _, at in picks)
+        return assemble(self._config, picks, spans=spans, num_skipped=places - num_rows)
 
 
 def _join(blocks: list[Lists]) -> Lists:
