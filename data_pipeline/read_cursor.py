@@ -32,8 +32,8 @@ class ReadCursor:
         return sum(self.done.values())
 
     def with_done(self, *parts: Mapping[int, int]) -> "ReadCursor":
-        """This cursor after what the trainers' loaders say (`Loader.state()`), which must not contradict each
-        other.
+        """This cursor after what the trainers' loaders say (`Loader.state()`), which must not contradict
+        each other.
         """
         done = dict(self.done)
         owners: dict[int, int] = {}
@@ -78,8 +78,8 @@ class ReadCursor:
         if self.fingerprint != dataset.fingerprint:
             raise DataError(
                 f"read cursor: the data has changed since (fingerprint {self.fingerprint}, now "
-                f"{dataset.fingerprint}): files were added, "
-                "removed or rewritten. Put the old data back, or begin a new epoch"
+                f"{dataset.fingerprint}): files were added, removed or "
+                "rewritten. Put the old data back, or begin a new epoch"
             )
         if self.order_id != dataset.order_id:
             raise DataError(
