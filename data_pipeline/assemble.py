@@ -16,11 +16,13 @@ from paddlewheel.data_pipeline.config import DataConfig
 from paddlewheel.data_pipeline.encoded_rows import Lists, Rows
 from paddlewheel.data_pipeline.keys import unique_keys
 
-Pick = tuple[Rows, npt.NDArray[np.int64]]
+RowSelection = tuple[Rows, npt.NDArray[np.int64]]
 """Encoded rows, and which of them are meant. Lists of the rows are in one block."""
 
 
-def assemble(config: DataConfig, picks: Sequence[Pick], *, spans: Sequence[Span] = (), num_skipped: int = 0) -> Batch:
+def assemble(
+    config: DataConfig, picks: Sequence[RowSelection], *, spans: Sequence[Span] = (), num_skipped: int = 0
+) -> Batch:
     """Gathers the rows of a batch and finds the unique keys of each table."""
     return Batch(
         num_rows=sum(at.size for _, at in picks),
@@ -35,7 +37,7 @@ def assemble(config: DataConfig, picks: Sequence[Pick], *, spans: Sequence[Span]
     )
 
 
-def _table_keys(config: DataConfig, table: str, picks: Sequence[Pick]) -> TableKeys:
+def _table_keys(config: DataConfig, table: str, picks: Sequence[RowSelection]) -> TableKeys:
     """The unique keys of a table, and where each feature's ids are among them."""
     features = [f for f in config.sparse if f.table == table]
     multi = [f for f in features if f.multi_valued]
@@ -64,7 +66,7 @@ def _report_values(column: str, rows: Rows) -> Any:
     return rows.slice_metrics_by[column]
 
 
-def _gather(picks: Sequence[Pick], get: Callable[[Rows], Any]) -> Any:
+def _gather(picks: Sequence[RowSelection], get: Callable[[Rows], Any]) -> Any:
     """The chosen rows of an array that every window has."""
     pieces = [get(rows).take(at, axis=0) for rows, at in picks]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

@@ -245,7 +245,7 @@ class Dataset:
         return 1 << (max(1, self.config.shuffle.window_rows // self.lanes()).bit_length() - 1)
 
     @property
-    def order(self) -> str:
+    def order_id(self) -> str:
         """What the order of the rows within a slice depends on, beside seed and epoch."""
         blocks = f"blocks of {self.block_rows}" if self.config.shuffle.enabled else "file order"
         return f"slices of {self.slice_rows} rows, {blocks}"

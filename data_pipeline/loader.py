@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import Self
 
-from paddlewheel.data_pipeline.assemble import Pick, assemble
+from paddlewheel.data_pipeline.assemble import RowSelection, assemble
 from paddlewheel.data_pipeline.batch import Batch, Span
 from paddlewheel.data_pipeline.config import DataConfig
 from paddlewheel.data_pipeline.dataset import Dataset, Slice
@@ -273,11 +273,11 @@ class Loader:
             elif self._threads > 1 and part.num_rows >= _PARALLEL_ROWS:
                 encoded.append((part, columns, self._submit(self._encoder.encode, columns, rows, at, block)))
             else:
-                self._judge(part, columns, self._encoder.encode(columns, rows, at, block))
+                self._apply_policy(part, columns, self._encoder.encode(columns, rows, at, block))
             if len(encoded) > self._threads:
-                self._judge_next(encoded)
+                self._apply_policy_to_next(encoded)
         while encoded:
-            self._judge_next(encoded)
+            self._apply_policy_to_next(encoded)
         for name, blocks in rows.lists.items():
             self.counters[f"truncated_ids.{name}"] += sum(lists.num_truncated for lists in blocks)
             rows.lists[name] = [_join(blocks)]
@@ -362,25 +362,27 @@ class Loader:
         if bad:
             together = {name: pa.chunked_array([columns[name] for columns, _ in bad]) for name in bad[0][0]}
             everything = {row: why for _, reasons in bad for row, why in reasons.items()}
-            self._bad_rows.judge_picked(self._dataset, part.slice, part.start, part.num_rows, together, everything)
+            self._bad_rows.apply_policy_to_bad_rows(
+                self._dataset, part.slice, part.start, part.num_rows, together, everything
+            )
             self.counters["bad_rows"] += len(everything)
 
-    def _judge_next(
+    def _apply_policy_to_next(
         self, encoded: deque[tuple[Part, dict[str, pa.Array], "concurrent.futures.Future[dict[int, str]]"]]
     ) -> None:
         part, columns, reasons = encoded.popleft()
-        self._judge(part, columns, reasons.result())
+        self._apply_policy(part, columns, reasons.result())
 
-    def _judge(self, part: Part, columns: dict[str, pa.Array], reasons: dict[int, str]) -> None:
+    def _apply_policy(self, part: Part, columns: dict[str, pa.Array], reasons: dict[int, str]) -> None:
         """What happens to bad rows."""
         if not reasons:
             return
-        self._bad_rows.judge(self._dataset, part.slice, part.start, part.num_rows, columns, reasons)
+        self._bad_rows.apply_policy(self._dataset, part.slice, part.start, part.num_rows, columns, reasons)
         self.counters["bad_rows"] += len(reasons)
 
     def _assemble(self, segments: list[_Segment]) -> Batch:
         """The batch of some places of windows."""
-        picks: list[Pick] = []
+        picks: list[RowSelection] = []
         spans: list[Span] = []
         places = 0
         for window, start, end, given in segments:

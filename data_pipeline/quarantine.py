@@ -24,7 +24,7 @@ class BadRows:
             assert config.quarantine_directory is not None
             self._quarantine = Quarantine(config.quarantine_directory)
 
-    def judge(
+    def apply_policy(
         self,
         dataset: Dataset,
         piece: Slice,
@@ -38,7 +38,7 @@ class BadRows:
         Raises DataError, which names the first, unless bad rows are to be left out.
         """
         if reasons:
-            self.judge_picked(dataset, piece, start, num_rows, self.pick(columns, reasons), reasons)
+            self.apply_policy_to_bad_rows(dataset, piece, start, num_rows, self.pick(columns, reasons), reasons)
 
     def pick(self, columns: Mapping[str, pa.Array], reasons: Mapping[int, str]) -> dict[str, pa.Array]:
         """What is kept of columns: the bad rows where they go to quarantine, else nothing."""
@@ -47,7 +47,7 @@ class BadRows:
         rows = pa.array(sorted(reasons), pa.int64())
         return {name: simple(array).take(rows) for name, array in columns.items()}
 
-    def judge_picked(
+    def apply_policy_to_bad_rows(
         self,
         dataset: Dataset,
         piece: Slice,
@@ -56,7 +56,7 @@ class BadRows:
         picked: Mapping[str, pa.Array | pa.ChunkedArray],
         reasons: Mapping[int, str],
     ) -> None:
-        """As `judge`, with columns that hold the bad rows alone, in the order of their positions."""
+        """As `apply_policy`, with columns that hold the bad rows alone, in the order of their positions."""
         file = dataset.files[piece.file]
         first = sum(g.num_rows for g in file.row_groups[: piece.row_group]) + piece.row_start + start
         if self._policy == "fail":

@@ -105,9 +105,9 @@ class Blocks:
                 future = self._pool.submit(self._encode, columns, num_rows)
                 working.append((piece, start, columns, future))
                 if len(working) > limit:
-                    yield self._judged(*working.popleft())
+                    yield self._without_bad_rows(*working.popleft())
         while working:
-            yield self._judged(*working.popleft())
+            yield self._without_bad_rows(*working.popleft())
 
     def _read(self, piece: Slice) -> Iterator[tuple[int, int, dict[str, pa.Array]]]:
         """The rows of a slice: usually all at once, large ones in several pieces."""
@@ -129,10 +129,10 @@ class Blocks:
         batch = assemble(self._config, [(rows, np.flatnonzero(usable_N))], num_skipped=len(reasons))
         return Block(batch, usable_N, reasons, {name: columns[name] for name in self._dataset.carried})
 
-    def _judged(
+    def _without_bad_rows(
         self, piece: Slice, start: int, columns: dict[str, pa.Array], working: concurrent.futures.Future[Block]
     ) -> Block:
         block = working.result()
         needed = {name: columns[name] for name in columns_needed(self._config) if name in columns}
-        self._bad_rows.judge(self._dataset, piece, start, block.num_rows, needed, dict(block.reasons))
+        self._bad_rows.apply_policy(self._dataset, piece, start, block.num_rows, needed, dict(block.reasons))
         return block

@@ -50,7 +50,7 @@ def brpc_metrics(host: str, port: int, *, timeout_seconds: float = 2.0) -> dict[
     return found
 
 
-def identity(host: str, port: int, *, timeout_seconds: float = 5.0) -> str:
+def server_uid(host: str, port: int, *, timeout_seconds: float = 5.0) -> str:
     """Process id and start time of the server at this address: another text means another, empty, server.
 
     A server is healthy a moment before it tells its start time, so this waits for it. Raises ServerError.

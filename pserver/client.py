@@ -86,16 +86,16 @@ class Client:
         num_trainers: int = 1,
         seed: int = 0,
         *,
-        identities: Sequence[str] | None = None,
+        server_uids: Sequence[str] | None = None,
         pull_timeout_seconds: float = 10.0,
         connect_timeout_seconds: float = 5.0,
         admin_timeout_seconds: float = 3600.0,
     ) -> None:
         """endpoints: "ip:port" of every server, in rank order. Connects on first use.
 
-        identities: expected server UIDs (`admin.identity`). A different process on the same endpoint is rejected. None:
-        trust the first answer. admin_timeout_seconds bounds save, load, shrink. rank and num_trainers are for messages
-        only.
+        server_uids: the servers' expected UIDs (`admin.server_uid`). A different process on the same endpoint is
+        rejected. None: trust the first answer. admin_timeout_seconds bounds save, load, shrink. rank and num_trainers
+        are for messages only.
         """
         if not endpoints:
             raise ValueError("endpoints is empty: a client needs at least one server")
@@ -112,7 +112,7 @@ class Client:
         self._num_pushing = 0
         self._gate = _Gate()
         self._idle: list[list[Connection]] = [[] for _ in endpoints]
-        self._identities = dict(enumerate(identities or ()))
+        self._server_uids = dict(enumerate(server_uids or ()))
         self._closed = False
 
     # ---- training -----------------------------------------------------------------------------------------------
@@ -525,19 +525,19 @@ class Client:
                 return self._idle[server].pop()
         connection = Connection(self._endpoints[server], connect_timeout_seconds=self._connect_timeout_seconds)
         try:
-            self._check_identity(server)
+            self._check_server_uid(server)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _check_identity(self, server: int) -> None:
+    def _check_server_uid(self, server: int) -> None:
         """A server that was restarted in between is empty: its keys would come back as if they were new."""
         endpoint = self._endpoints[server]
         host, port = endpoint.rsplit(":", 1)
-        found = admin.identity(host.strip("[]"), int(port), timeout_seconds=self._connect_timeout_seconds)
+        found = admin.server_uid(host.strip("[]"), int(port), timeout_seconds=self._connect_timeout_seconds)
         with self._lock:
-            known = self._identities.setdefault(server, found)
+            known = self._server_uids.setdefault(server, found)
         if known != found:
             raise ServerError(f"parameter server {endpoint} is not the process that it was: it has lost its tables")
 

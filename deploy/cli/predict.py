@@ -116,12 +116,12 @@ def _from_checkpoint(
         raise PredictError(f"{trained.path} is an export: give it with --export")
     requirements.check(import_core=False)
     endpoints: tuple[str, ...]
-    identities = None
+    server_uids = None
     if coordinator is not None:
         for settings in (job.model_dump(mode="json"), trained.settings):
             check_no_boundaries(settings)
         running = find(coordinator)
-        endpoints, identities = running.endpoints, running.identities
+        endpoints, server_uids = running.endpoints, running.server_uids
     saved = checkpoints.read(trained.path)
     used = {name: job.tables[name] for name in job.data.tables}
     program = restored_program(job, used, saved, cpu_operators(job, predicts=True).precision)
@@ -129,7 +129,7 @@ def _from_checkpoint(
         endpoints = resources.enter_context(local_servers(used, job.cluster.servers, place)).endpoints
     timeout = job.control.pull_timeout_seconds
     client = resources.enter_context(
-        Client(used, endpoints, seed=job.seed, identities=identities, pull_timeout_seconds=timeout)
+        Client(used, endpoints, seed=job.seed, server_uids=server_uids, pull_timeout_seconds=timeout)
     )
     if coordinator is None:
         client.load(saved.sparse)

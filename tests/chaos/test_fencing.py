@@ -68,8 +68,8 @@ def test_a_stale_trainer_changes_nothing(start_job: Callable[..., ChaosJob], und
     job.random_moment()
     config = TableConfig(**yaml.safe_load((job.run_dir.parent / "job.yaml").read_text())["tables"]["default"])
     endpoints = [f"127.0.0.1:{port}" for port in ports]
-    identities = [admin.identity("127.0.0.1", port) for port in ports]
-    with Client({"default": config}, endpoints, seed=5, identities=identities) as client:
+    server_uids = [admin.server_uid("127.0.0.1", port) for port in ports]
+    with Client({"default": config}, endpoints, seed=5, server_uids=server_uids) as client:
         stale = StaleTrainer(client)
         with stale.at_work():
             job.wait_for(lambda _: len(stale.applied_at) > 3, "pushes of the other trainer")

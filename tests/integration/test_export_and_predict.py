@@ -173,7 +173,7 @@ def test_the_same_scores_from_a_running_jobs_servers(criteo, exported, start_job
     strange = paddlewheel(*predict, tmp_path / "no.parquet", code=64)["error"]["message"]
     assert "the servers of that job know 0" in strange
     running = find(job.address())
-    with Client(tables, running.endpoints, seed=criteo.job.seed, identities=running.identities) as client:
+    with Client(tables, running.endpoints, seed=criteo.job.seed, server_uids=running.server_uids) as client:
         client.load(criteo.step / "sparse")
         before = client.num_keys()
         paddlewheel(*predict, tmp_path / "live.parquet")

@@ -32,7 +32,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from paddlewheel.pserver.admin import identity, is_healthy
+from paddlewheel.pserver.admin import is_healthy, server_uid
 from paddlewheel.pserver.errors import ServerError
 from paddlewheel.trainer.agent.paddle_environment import math_environment
 from paddlewheel.trainer.agent.worker_process import WorkerProcess
@@ -376,7 +376,7 @@ class Agent:
                 heard_at = time.monotonic()
                 if not ready:
                     with contextlib.suppress(ServerError):  # not there after all: it is asked again
-                        process = await asyncio.to_thread(identity, self._options.host, port)
+                        process = await asyncio.to_thread(server_uid, self._options.host, port)
                         self._telemetry.worker_ready(ServerProbe.of_worker(order.spec_json))
                         there = pb.WorkerReady(attempt=order.attempt, identity=process)
                         self._outbox.put_nowait(pb.AgentMessage(worker_ready=there))

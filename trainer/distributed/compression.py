@@ -1,14 +1,17 @@
 """Gradients summed over trainers with 16 bits a number on the wire, and error feedback.
 
-What rounding leaves over is the residual: it is added to the next gradient, so that in the long run nothing is lost
-(Seide et al., 2014; Karimireddy et al., 2019). A sum goes in two rounds, each over all connections at once:
+What rounding leaves over is the residual. It is added to the next gradient, so that in the long run nothing is lost
+(Seide et al., 2014; Karimireddy et al., 2019). A sum takes two rounds, each over all connections at once:
 
-    trainer r cuts gradient + residual into T chunks, rounds chunk t, sends it to trainer t; owes what rounding left
-    trainer t adds what came, in float32, to its own unrounded chunk; rounds the sum, sends it to all; owes that too
+    1. Trainer r cuts gradient + residual into T chunks, rounds chunk t and sends it to trainer t. What rounding left
+       over is its residual for that chunk.
+    2. Trainer t adds the chunks that it received, in float32, to its own unrounded chunk; rounds the sum and sends it
+       to all. What this rounding left over is added to its residual for chunk t.
 
-Everyone takes the rounded sums, the owner of a chunk too: all have the same bits. So every trainer owes one float32
-for every number, and a sum differs from the sum of what trainers gave by what all owe after it less what all owed
-before.
+All trainers take the rounded sums, the owner of a chunk too, so all have the same bits. Each trainer keeps a residual
+of one float32 for every number of the gradient. A compressed sum differs from the exact one by the sum of all
+residuals after it, less the sum of all residuals before it.
+
 What follows the gradient (loss, weight, counts, flags) travels with the second round in float32 and is added by rank.
 
 A trainer sends 4 (T - 1) / T bytes for every number: half of a float32 ring, and no scheme with 16 bits needs fewer.

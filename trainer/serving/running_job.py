@@ -33,12 +33,12 @@ class RunningServers:
 
     Attributes:
         endpoints: "ip:port" in rank order.
-        identities: of their processes, as `pserver.client.Client` takes them: a server that was started again is
+        server_uids: of their processes, as `pserver.client.Client` takes them: a server that was started again is
             refused, because it is empty and may be about to load.
     """
 
     endpoints: tuple[str, ...]
-    identities: tuple[str, ...]
+    server_uids: tuple[str, ...]
 
 
 def check_no_boundaries(settings: Mapping[str, Any]) -> None:
@@ -67,14 +67,14 @@ def find(address: str) -> RunningServers:
     members = sorted((m.rank, m.host, m.port) for m in before.members if m.role == _pserver())
     hosts = [(f"[{host}]" if ":" in host else host, host, port) for _, host, port in members]
     try:
-        identities = tuple(admin.identity(host, port) for _, host, port in hosts)
+        server_uids = tuple(admin.server_uid(host, port) for _, host, port in hosts)
     except OSError as error:
         raise NotReadableError(f"--coordinator {address}: {error}") from error
     # Asked again: only if no attempt began meanwhile are these processes the ones that were filled.
     after = _status(address)
     if after.attempt != before.attempt:
         raise NotReadableError(f"--coordinator {address}: the job has just started again; try again when it trains")
-    return RunningServers(tuple(f"{host}:{port}" for host, _, port in hosts), identities)
+    return RunningServers(tuple(f"{host}:{port}" for host, _, port in hosts), server_uids)
 
 
 def _pserver() -> int:

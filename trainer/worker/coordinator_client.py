@@ -36,7 +36,7 @@ class CoordinatorClient:
             "epoch",
             epoch=epoch,
             fingerprint=data.fingerprint,
-            order=data.order,
+            order=data.order_id,
             seed=seed,
             slices=[piece.index for piece in plan],
             sizes=runs_of({piece.index: piece.num_rows for piece in plan}),

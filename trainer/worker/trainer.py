@@ -84,7 +84,7 @@ class Trainer:
                 used,
                 spec.servers,
                 seed=job.seed,
-                identities=spec.server_identities,
+                server_uids=spec.server_identities,
                 rank=spec.rank,
                 num_trainers=spec.num_trainers,
                 pull_timeout_seconds=job.control.pull_timeout_seconds,

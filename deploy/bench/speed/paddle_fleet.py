@@ -1,9 +1,9 @@
 """Paddle's own path, as its documentation shows it: fleet's asynchronous parameter server fed by QueueDataset.
 
 `python -m paddlewheel.deploy.bench.speed.paddle_fleet SPEC RESULT` runs one role; fleet learns which from the
-environment, as it
-does in production. The spec is JSON: {"work": ..., "text": [files], "batch_rows", "threads", "passes", "directory"}. A
-trainer writes {"passes": [{"rows", "started", "ended"}]} to RESULT; times are time.monotonic().
+environment, as it does in production. The spec is JSON: {"work": ..., "text": [files], "batch_rows", "threads",
+"passes", "directory"}. A trainer writes {"passes": [{"rows", "started", "ended"}]} to RESULT; times are
+time.monotonic().
 
 Nothing here is ours but the model: text goes from the file through Paddle's C++ reader and executor threads to its
 client, which sends gradients in the background.

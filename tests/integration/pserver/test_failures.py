@@ -95,8 +95,8 @@ def test_a_trainer_of_an_earlier_attempt_changes_nothing_in_a_later_one(tmp_path
     """One that pushes all the while, and one that had not spoken to the server yet; under a fixed port."""
     grads = np.ones((len(KEYS), 5), np.float32)
     with local_servers(TABLES, 1, tmp_path) as servers, contextlib.ExitStack() as stack:
-        before = [admin.identity(*address(servers.endpoints[0]))]
-        stale, late = (stack.enter_context(Client(TABLES, servers.endpoints, identities=before)) for _ in range(2))
+        before = [admin.server_uid(*address(servers.endpoints[0]))]
+        stale, late = (stack.enter_context(Client(TABLES, servers.endpoints, server_uids=before)) for _ in range(2))
         stop, applied = threading.Event(), []
 
         def push_on():
@@ -299,7 +299,7 @@ def test_who_answers_in_another_language_is_not_healthy():
             answering = pool.submit(answer)
             assert not admin.is_healthy(*address(endpoint))
             with pytest.raises(ServerError, match="gives no page"):
-                admin.identity(*address(endpoint))
+                admin.server_uid(*address(endpoint))
             answering.result()
 
 
@@ -326,8 +326,8 @@ def test_a_servers_identity_is_the_same_from_its_first_healthy_moment(tmp_path):
     for _ in range(3):
         with local_servers(tables, 1, tmp_path) as servers:
             port = int(servers.endpoints[0].rsplit(":", 1)[1])
-            first = admin.identity("127.0.0.1", port)
+            first = admin.server_uid("127.0.0.1", port)
             deadline = time.monotonic() + 0.3
             while time.monotonic() < deadline:
-                assert admin.identity("127.0.0.1", port) == first
+                assert admin.server_uid("127.0.0.1", port) == first
             assert first.split()[0] == str(servers.processes[0].pid)

@@ -14,7 +14,7 @@ from paddlewheel.data_pipeline import DataError
 from paddlewheel.data_pipeline.config import DataConfig
 from paddlewheel.data_pipeline.dataset import Dataset, assign, plan_epoch
 from paddlewheel.data_pipeline.loader import Loader
-from paddlewheel.data_pipeline.position import Position
+from paddlewheel.data_pipeline.read_cursor import ReadCursor
 from tests.support.parquet_files import load, numbered, numbered_config, rows_of, write
 
 
@@ -156,7 +156,7 @@ def test_an_error_in_a_thread_reaches_the_caller(tmp_path):
 def test_a_position_is_refused_for_other_data(tmp_path):  # P15
     numbered(tmp_path / "one" / "a.parquet", 0, 1000)
     dataset = Dataset.open(str(tmp_path / "one"), numbered_config())
-    position = Position.start(dataset, 0, 0, 1)
+    position = ReadCursor.start(dataset, 0, 0, 1)
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     numbered(tmp_path / "two" / "b.parquet", 0, 10)
     with pytest.raises(DataError, match="the data has changed"):
@@ -164,7 +164,7 @@ def test_a_position_is_refused_for_other_data(tmp_path):  # P15
     with pytest.raises(DataError, match=r"counts rows in slices of 256 rows.*now slices of 100 rows"):
         position.slices(Dataset.open(str(tmp_path / "one"), numbered_config(shuffle={"slice_rows": 100})), 1, 0)
     with pytest.raises(DataError, match="version 9"):
-        Position.from_json({**position.to_json(), "version": 9})
+        ReadCursor.from_json({**position.to_json(), "version": 9})
     with pytest.raises(DataError, match="slice 0 cannot have 300 rows done"):
         position.with_done({0: 300}).check(dataset)
     with pytest.raises(ValueError, match="read by trainers 0 and 1"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from paddlewheel.data_pipeline.dataset import Dataset, Slice, assign, plan_epoch
 from paddlewheel.data_pipeline.loader import Loader, plan_windows
-from paddlewheel.data_pipeline.position import Position
+from paddlewheel.data_pipeline.read_cursor import ReadCursor
 from tests.support.parquet_files import load, numbered, numbered_config, rows_of
 
 slice_lists = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 500)), max_size=60).map(
@@ -94,15 +94,15 @@ def test_every_row_once_whatever_the_shape(dataset, trainers, seed, epoch):
 @settings(max_examples=40)
 @given(datasets, st.integers(1, 4), st.integers(0, 3), st.data())
 def test_resuming_with_as_many_trainers_goes_on_identically(dataset, trainers, seed, data):
-    position = Position.start(dataset, seed, 1, trainers)
+    cursor = ReadCursor.start(dataset, seed, 1, trainers)
     for rank in range(trainers):
         whole = load(dataset, trainers=trainers, rank=rank, seed=seed, epoch=1)
         stop = data.draw(st.integers(0, len(whole)))
-        loader = Loader(dataset, dataset.config, position.slices(dataset, trainers, rank), seed=seed, epoch=1)
+        loader = Loader(dataset, dataset.config, cursor.slices(dataset, trainers, rank), seed=seed, epoch=1)
         with loader:
             for _ in range(stop):
                 next(loader)
-            here = Position.from_json(position.with_done(loader.state()).to_json())
+            here = ReadCursor.from_json(cursor.with_done(loader.state()).to_json())
         rest = load(dataset, slices=here.slices(dataset, trainers, rank), seed=seed, epoch=1, resume=here.done)
         assert rows_of(whole[:stop]) + rows_of(rest) == rows_of(whole)
         assert [b.spans for b in rest] == [b.spans for b in whole[stop:]]
@@ -111,18 +111,18 @@ def test_resuming_with_as_many_trainers_goes_on_identically(dataset, trainers, s
 @settings(max_examples=40)
 @given(datasets, st.integers(1, 4), st.integers(1, 4), st.data())
 def test_resuming_with_other_trainers_reads_each_row_once(dataset, before, after, data):
-    position = Position.start(dataset, 3, 0, before)
+    cursor = ReadCursor.start(dataset, 3, 0, before)
     rows: list[int] = []
     states = []
     for rank in range(before):
-        with Loader(dataset, dataset.config, position.slices(dataset, before, rank), seed=3, epoch=0) as loader:
+        with Loader(dataset, dataset.config, cursor.slices(dataset, before, rank), seed=3, epoch=0) as loader:
             for _, batch in zip(range(data.draw(st.integers(0, 5))), loader, strict=False):
                 rows += rows_of([batch])
             states.append(loader.state())
-    position = position.with_done(*states)
-    assert position.num_rows == len(rows)
+    cursor = cursor.with_done(*states)
+    assert cursor.num_rows == len(rows)
     for rank in range(after):
-        batches = load(dataset, slices=position.slices(dataset, after, rank), seed=3, epoch=0, resume=position.done)
+        batches = load(dataset, slices=cursor.slices(dataset, after, rank), seed=3, epoch=0, resume=cursor.done)
         assert all(b.num_rows == dataset.config.batch_rows for b in batches[:-1])
         rows += rows_of(batches)
     assert sorted(rows) == list(range(dataset.num_rows))
