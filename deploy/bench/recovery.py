@@ -21,6 +21,7 @@ import numpy as np
 
 from paddlewheel.deploy.launch.display import Unfailing
 from paddlewheel.deploy.launch.launcher import run_local
+from paddlewheel.pserver.config import Engine
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import run_report
 from paddlewheel.trainer.coordinator.resume import read_journal
@@ -76,8 +77,16 @@ class Projection:
     load_seconds: float
 
 
-def drill(num_keys: int, *, seed: int = 0, width: int = 16, num_servers: int = 2, work: Path | None = None) -> Cost:
-    """Runs one drill.
+def drill(
+    num_keys: int,
+    *,
+    seed: int = 0,
+    width: int = 16,
+    num_servers: int = 2,
+    engine: Engine = "auto",
+    work: Path | None = None,
+) -> Cost:
+    """Runs one drill. engine: whose table holds the rows, as `tables.*.engine` says it.
 
     Raises:
         DrillError: the job did not recover, or was over before its server could be killed.
@@ -100,7 +109,7 @@ def drill(num_keys: int, *, seed: int = 0, width: int = 16, num_servers: int = 2
                     "labels": ["click"],
                     "sparse": [{"name": f"f{i}"} for i in range(_NUM_FEATURES)],
                 },
-                "tables": {"default": {"width": width}},
+                "tables": {"default": {"width": width, "engine": engine}},
                 "model": {"kind": "deepfm", "tower": [32]},
                 "train": {"epochs": 3},
                 "cluster": {"servers": num_servers, "trainers": 2},

@@ -354,6 +354,64 @@ def tables(
 
 
 @app.command
+def requests(
+    *,
+    threads: Many = (1, 2, 4, 8, 16),
+    clients: Many = (1, 4, 16),
+    table_keys: Rows = 1_000_000,
+    keys: Count = 17_000,
+    seconds: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 0.5,
+    grow: Annotated[tuple[Rows, ...], Parameter(consume_multiple=True, negative=(), validator=_some)] = (
+        1_000_000,
+        5_000_000,
+    ),
+    width: Count = 16,
+    rule: Literal["sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared"] = "adagrad",
+    run: Run = _RUN,
+    json: Json = False,
+) -> int:
+    """Our own table without servers: whether requests use several cores, and whether growth stops one.
+
+    Parameters
+    ----------
+    threads
+        Threads that may work on one request.
+    clients
+        Requests that are under way at once.
+    table_keys
+        Keys in the table while it is asked.
+    keys
+        Keys of a request.
+    seconds
+        How long each number of threads and clients is measured, for pulls and for pushes.
+    grow
+        Sizes up to which an empty table is then filled, each request timed.
+    width
+        Floats of an embedding, beside the first-order weight.
+    rule
+        The table's optimizer rule.
+    """
+    from paddlewheel.deploy.bench.speed import table_requests
+    from paddlewheel.pserver.config import TableConfig
+
+    if keys > table_keys:
+        raise OptionError(f"--keys {keys}: a request cannot have more keys than the table (--table-keys {table_keys})")
+
+    async def measure() -> "Report":
+        return await asyncio.to_thread(
+            table_requests.requests,
+            config=TableConfig.model_validate({"width": width, "optimizer": {"rule": rule}}),
+            threads=threads,
+            clients=clients,
+            load=table_requests.Load(table_keys, keys, seconds, run.seed),
+            growth=grow,
+            say=say,
+        )
+
+    return _finish(measure(), run.out, json=json)
+
+
+@app.command
 def dense(
     *,
     rows: Rows = 100_000,

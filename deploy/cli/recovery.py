@@ -2,7 +2,7 @@
 
 import json as json_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -18,6 +18,10 @@ def recovery(
     ] = (100_000, 1_000_000),
     servers: Annotated[int, Parameter(help="Parameter servers.")] = 2,
     width: Annotated[int, Parameter(help="Floats of an embedding.")] = 16,
+    engine: Annotated[
+        Literal["paddlewheel", "paddle"] | None,
+        Parameter(help="Whose table holds the rows. By default ours where it works, else Paddle's."),
+    ] = None,
     seed: Annotated[int, Parameter(help="Fixes the rows.")] = 0,
     out: Annotated[
         Path | None, Parameter(help="Folder for recovery.json, recovery.md and, with matplotlib, .png.")
@@ -29,7 +33,9 @@ def recovery(
     """
     from paddlewheel.deploy.bench import recovery
 
-    costs = [recovery.drill(number, seed=seed, width=width, num_servers=servers) for number in keys]
+    costs = [
+        recovery.drill(number, seed=seed, width=width, num_servers=servers, engine=engine or "auto") for number in keys
+    ]
     found = recovery.to_json(costs)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

@@ -163,7 +163,7 @@ def _measure(
             local_servers({_TABLE: config}, num_servers, folder) as servers,
             Client({_TABLE: config}, servers.endpoints, seed=seed, pull_timeout_seconds=120.0) as client,
         ):
-            client.pull(_TABLE, _keys(1, 1000))
+            client.pull(_TABLE, mixed_keys(1, 1000))
             empty = _resident(servers)
             reached = 0
             for size in rising:
@@ -277,7 +277,7 @@ def _grow(
     calls: list[float] = []
     with measuring("insert", size, size - reached, servers):
         for start in range(reached + 1, size + 1, _KEYS_PER_INSERT):
-            keys_U = _keys(start, min(start + _KEYS_PER_INSERT, size + 1))
+            keys_U = mixed_keys(start, min(start + _KEYS_PER_INSERT, size + 1))
             n = len(keys_U)
             started = time.perf_counter()
             client.push(_TABLE, keys_U, gradients_UW[:n], ones_U[:n], 0 * ones_U[:n])
@@ -294,7 +294,7 @@ def _use(
     asked = []
     for _ in range(_NUM_CALLS):
         start = int(rng.integers(1, size - count + 2))
-        asked.append(rng.permutation(_keys(start, start + count)))
+        asked.append(rng.permutation(mixed_keys(start, start + count)))
     gradients_UW, ones_U = np.full((count, config.pull_width), 0.01, np.float32), np.ones(count, np.float32)
     for system, call in (
         ("pull", lambda keys_U: client.pull(_TABLE, keys_U)),
@@ -338,7 +338,7 @@ def _save_beside(
     def push() -> None:
         while not done.is_set():
             start = int(rng.integers(1, size - count + 2))
-            keys_U = _keys(start, start + count)
+            keys_U = mixed_keys(start, start + count)
             _timed(calls, partial(client.push, _TABLE, keys_U, gradients_UW, ones_U, ones_U))
 
     pusher = threading.Thread(target=push)
@@ -378,7 +378,7 @@ def _load(
             client.end_day()
 
 
-def _keys(start: int, stop: int) -> NDArray[np.uint64]:
+def mixed_keys(start: int, stop: int) -> NDArray[np.uint64]:
     """The keys number start to stop - 1: mixed (the finaliser of splitmix64), all different, none 0."""
     mixed = np.arange(start, stop, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

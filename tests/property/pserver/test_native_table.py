@@ -70,12 +70,19 @@ class Tables(RuleBasedStateMachine):
         admission=st.sampled_from([None, 2]),
         decay=st.sampled_from([1.0, 0.75]),
         shards=st.sampled_from([1, 3]),
+        spills=st.booleans(),
         seed=st.integers(0, 1 << 30),
     )
-    def begin(self, admission, decay, shards, seed):
+    def begin(self, admission, decay, shards, spills, seed):
         lifecycle = TableLifecycle(show_click_decay=decay, delete_below_score=0.5, delete_after_unseen_days=2)
-        self.config = TableConfig(width=WIDTH, admission_threshold=admission, lifecycle=lifecycle, shards=shards)
         self.folder = Path(tempfile.mkdtemp(prefix="paddlewheel-tables-"))
+        self.config = TableConfig(
+            width=WIDTH,
+            admission_threshold=admission,
+            lifecycle=lifecycle,
+            shards=shards,
+            spill=str(self.folder) if spills else None,
+        )
         self.rng = np.random.default_rng(seed)
         self.table, self.rows = self.fresh(shards), {}
         self.marks, self.saves, self.waiting = 0, {}, None

@@ -1,10 +1,12 @@
 """Our table: what it does beyond Paddle's, and every way in which it can refuse. Bits and sequences: tests/property."""
 
 import importlib.metadata
+import re
 import resource
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +16,7 @@ from paddlewheel.pserver import engine, native, row_parts
 from paddlewheel.pserver.config import TableConfig
 from paddlewheel.pserver.initializer import Initializer
 from paddlewheel.pserver.native import MemoryTable, NativeError
+from tests.support.reference_rules import Block
 
 KEYS = (np.arange(1, 2001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
 f4 = np.float32
@@ -88,6 +91,30 @@ class TestBeyondPaddle:
             table.push(KEYS[:5], pushed(5, gradient=0))
             value_UK = initial_UW[:, 1:] + table.pull(KEYS[:5])[:, 3:]
             np.testing.assert_allclose(value_UK, initial_UW[:, 1:] * (1 - 0.05) ** step, rtol=1e-5)
+
+    @pytest.mark.parametrize("trains_new", [False, True], ids=["", "train_new_keys"])
+    @pytest.mark.parametrize("rule", ["sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared"])
+    def test_l2_adds_the_true_value_to_the_gradient_of_every_rule(self, make_table, rule, trains_new):
+        fields = {"l2": 0.3, "initial_range": 0.5, "train_new_keys": trains_new}
+        optimizer = {"rule": rule, "learning_rate": 0.1, "weight_bounds": [-0.4, 0.4]}
+        config = TableConfig(width=4, optimizer=optimizer, **fields)
+        table = make_table(seed=7, optimizer=optimizer, **fields)
+        keys, rng = KEYS[:5], np.random.default_rng(2)
+        initial_UW = Initializer("t", config, 7).effective(np.zeros((5, 5), f4), keys, np.ones(5, np.bool_))[:, 1:]
+        assert np.abs(initial_UW).max() > 0.1
+        firsts = [Block(config.optimizer, 1) for _ in keys]
+        embeddings = [Block(config.optimizer, 4) for _ in keys]
+        for step in range(8):
+            values = pushed(5)
+            values[:, 3:] = rng.normal(size=(5, 5))
+            table.push(keys, values)
+            for i, (first, embedding) in enumerate(zip(firsts, embeddings, strict=True)):
+                first.update(values[i, 3:4] + 0.3 * first.w)
+                if step or trains_new:
+                    embedding.update(values[i, 4:] + 0.3 * (initial_UW[i] + embedding.w))
+            found = table.pull(keys)
+            np.testing.assert_allclose(found[:, 2], [first.w[0] for first in firsts], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(found[:, 3:], [each.w for each in embeddings], rtol=1e-4, atol=1e-5)
 
     def test_bfloat16_rounds_so_that_small_steps_add_up(self, make_table):
         table = make_table(dtype="bfloat16", optimizer={"rule": "sgd", "learning_rate": 1e-4})
@@ -322,6 +349,13 @@ class TestChoosing:
     def test_paddle_cannot_be_asked_for_more(self):
         with pytest.raises(ValueError, match="dtype is 'bfloat16', which Paddle's table cannot do"):
             TableConfig(engine="paddle", dtype="bfloat16")
+
+    def test_each_python_has_a_build_that_is_known(self):
+        """Of every Python that the project runs on, one wheel: whoever adds a Python looks into its wheel first."""
+        text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+        pythons = re.findall(r"Programming Language :: Python :: (3\.\d+)", text)
+        assert pythons
+        assert sorted(native._KNOWN_LIBRARIES.values()) == sorted(pythons)
 
     def test_another_build_of_paddle_is_refused(self, monkeypatch):
         file = SimpleNamespace(parts=("paddle", "base", "libpaddle.so"), hash=SimpleNamespace(value="abc"))

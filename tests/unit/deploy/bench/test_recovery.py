@@ -10,6 +10,7 @@ import pytest
 from paddlewheel.deploy.bench import recovery
 from paddlewheel.deploy.cli import run
 from paddlewheel.trainer.coordinator.service import Journal
+from paddlewheel.trainer.job.config import JobConfig
 
 COST = recovery.Cost(
     num_keys=1_000_000,
@@ -38,6 +39,24 @@ def test_the_table_is_markdown() -> None:
     assert lines[2] == "| 1,000,000 | 0.10 | 9.0 | 3.0 | 5,000 | 4.00 | 200.0 | 50.0 |"
     assert all(line.count("|") == 9 for line in lines[:3])
     assert recovery.to_json([COST])["costs"][0]["load_seconds"] == pytest.approx(3)
+
+
+@pytest.mark.parametrize(
+    ("words", "engine"),
+    [([], "auto"), (["--engine", "paddle"], "paddle"), (["--engine", "paddlewheel"], "paddlewheel")],
+)
+def test_the_job_of_a_drill_has_the_engine_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], engine: str
+) -> None:
+    engines: list[str] = []
+
+    def end(job: JobConfig, **_: object) -> object:
+        engines.append(job.tables["default"].engine)
+        raise recovery.DrillError("enough is known")
+
+    monkeypatch.setattr(recovery, "run_local", end)
+    run(["bench", "recovery", "--keys", "1000", *words])
+    assert engines == [engine]
 
 
 @pytest.mark.parametrize(("rows", "code", "words"), [(10, 0, "each of 10 rows once"), (9, 64, "1 of 10 left out")])
