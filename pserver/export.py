@@ -5,9 +5,12 @@ the keys in it. Layout: `<directory>/<table>/export-<n>.parquet` with the column
 
     key          uint64
     first_order  float32                     absent for a table without first-order weights
-    embedding    fixed_size_list[width]      null where the key has none (below the admission score)
+    embedding    list, `width` long          null where the key has none (below the admission score)
     scale        float32                     only for int8: embedding = integers * scale
     shows, clicks  float32                   as counted, decayed at day boundaries
+
+An embedding is a plain list because pyarrow before 26 cannot read a fixed_size_list with nulls from Parquet, where a
+null has no elements. Files of earlier versions that have such a column are read where pyarrow can.
 
 Each file says in its metadata what it belongs to (`About`). Legend of shapes: N rows of one batch, K embedding floats,
 W = K + first-order weight.
@@ -66,7 +69,7 @@ class About(BaseModel):
         fields = [
             pa.field("key", pa.uint64(), nullable=False),
             *([pa.field("first_order", pa.float32(), nullable=False)] if self.config.first_order else []),
-            pa.field("embedding", pa.list_(self.element_type, self.config.width)),
+            pa.field("embedding", pa.list_(self.element_type)),
             *([pa.field("scale", pa.float32(), nullable=False)] if self.dtype == "int8" else []),
             pa.field("shows", pa.float32(), nullable=False),
             pa.field("clicks", pa.float32(), nullable=False),
@@ -160,7 +163,8 @@ class Writer:
         """Add rows of another export of the same schema."""
         import pyarrow as pa
 
-        self._waiting.append(table.replace_schema_metadata(self._schema.metadata))
+        # cast: an earlier version wrote fixed_size_list
+        self._waiting.append(table.replace_schema_metadata(self._schema.metadata).cast(self._schema))
         if sum(map(len, self._waiting)) >= _ROWS_PER_GROUP:
             self._write_group(pa.concat_tables(self._waiting))
 
@@ -230,8 +234,10 @@ def _table(rows: saved_tables.Rows, about: About, initializer: Initializer, sche
     arrays = []
     for field in schema:
         if field.name == "embedding":
-            flat = pa.array(np.ascontiguousarray(encoded_NK).reshape(-1), field.type.value_type)
-            arrays.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type, mask=pa.array(~admitted_N)))
+            flat = pa.array(encoded_NK[admitted_N].reshape(-1), field.type.value_type)
+            ends_N = np.cumsum(admitted_N, dtype=np.int32) * np.int32(about.config.width)
+            offsets = pa.array(np.concatenate([np.zeros(1, np.int32), ends_N]))
+            arrays.append(pa.ListArray.from_arrays(offsets, flat, type=field.type, mask=pa.array(~admitted_N)))
         else:
             arrays.append(pa.array(columns[field.name], field.type))
     return pa.Table.from_arrays(arrays, schema=schema)

@@ -37,7 +37,13 @@ def check(*, import_core: bool = True) -> str:
             f"server (3.x has none): pip install {name}=={PADDLE_VERSION}"
         )
     if import_core:
-        core, _ = paddle_core.load()
+        try:
+            core, _ = paddle_core.load()
+        except Exception as error:
+            raise RequirementError(
+                f"{name} {version} is installed, but its core cannot be loaded: {error}. If a library is missing, "
+                f"install it; else: pip install --force-reinstall {name}=={PADDLE_VERSION}"
+            ) from error
         if not hasattr(core, "DistFleetWrapper"):
             raise RequirementError(
                 f"this {name} {version} was built without the parameter server (core.DistFleetWrapper is missing): "

@@ -96,8 +96,8 @@ def _criteo_means(criteo: Path, precision: str) -> tuple[float, float]:
 
 
 # Measured with seeds 0 to 7: AUC 0.78084, standard deviation 0.00160; logloss 0.42114, 0.00148. Seeds are fixed here,
-# and other rounding (bfloat16 products) moved no run by more than 0.0003 in AUC and 0.0002 in logloss. The few rows are
-# gone through too often by the end: without `start_at_label_rate`, which learns sooner, it is 0.78182 and 0.41984.
+# and other rounding (bfloat16 products) moved no run by more than 0.0003 in AUC and 0.0002 in logloss. Without
+# `start_at_label_rate` it is 0.78182 and 0.41984; what was tried against that: docs/decisions/027-first-predictions.md.
 EXPECTED_AUC, EXPECTED_LOGLOSS, BAND = 0.78091, 0.42066, 0.001
 
 

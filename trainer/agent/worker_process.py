@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
-from paddlewheel.trainer.distributed.subprocesses import kill_leftovers, kill_session, start
+from paddlewheel.trainer.distributed.subprocesses import exit_status, kill_leftovers, kill_session, start
 from paddlewheel.trainer.telemetry.logs import write_output
 
 _NUM_TAIL_LINES = 30
@@ -109,7 +109,7 @@ class WorkerProcess:
 
     async def wait(self) -> int:
         """Its exit status (negative: the signal), once its last events and lines have been read."""
-        code = await self._process.wait()
+        code = await exit_status(self._process)
         if self._killer is not None:
             self._killer.cancel()
         kill_leftovers(self.pid)  # what it had started

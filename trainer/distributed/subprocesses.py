@@ -21,6 +21,8 @@ from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL
 EVENT_FD = 3
 """Where a worker writes its events, one JSON object a line; its number is also in PADDLEWHEEL_EVENT_FD."""
 
+_LOOK_SECONDS = 0.1  # between looks at a process whose pipes are held open
+
 # Runs in the new process before the real program: ties its life to the parent's, puts the event pipe in its place, and
 # becomes the program. (A preexec_fn would run Python right after a fork of gRPC's threads, which may deadlock.)
 _GUARD = f"""
@@ -79,6 +81,21 @@ async def start(
         pass_fds=inherited,
         start_new_session=True,
     )
+
+
+async def exit_status(process: Process) -> int:
+    """The exit status of a process of `start` (negative: the signal), as soon as it has one.
+
+    `process.wait` of Python 3.10 to 3.12 returns only when the process's pipes are closed too, and what the process has
+    started may hold them open for as long as it likes.
+    """
+    waiting = asyncio.ensure_future(process.wait())
+    try:
+        while process.returncode is None:
+            await asyncio.wait([waiting], timeout=_LOOK_SECONDS)
+    finally:
+        waiting.cancel()
+    return process.returncode
 
 
 def kill_session(pid: int, signal_number: int = signal.SIGKILL) -> None:

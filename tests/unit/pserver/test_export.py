@@ -1,4 +1,6 @@
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -55,6 +57,39 @@ def test_an_export_holds_effective_values(case, tmp_path):
     assert [embeddings[i] is not None for i in order] == has.tolist()  # no embedding is null, not zeros
     values = np.concatenate([v for _, v in export.read_export(tmp_path / "out")])[order]
     np.testing.assert_allclose(values, expected_values(keys, first, change, has), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+def test_columns_are_of_types_that_every_supported_pyarrow_reads(case, tmp_path, dtype):
+    """No fixed-size list: with nulls, pyarrow before 26 writes some of them and reads none."""
+    done = export.export_table(case[0], tmp_path / "out", dtype=dtype)
+    table = pq.read_table(done.paths[0])
+    assert pa.types.is_list(table.schema.field("embedding").type)
+    assert set(pc.list_value_length(table["embedding"]).drop_null().to_pylist()) == {WIDTH}
+
+
+@pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 26, reason="pyarrow before 26 cannot read such a file")
+def test_a_fixed_size_list_of_an_earlier_version_is_read(case, tmp_path):
+    done = export.export_table(case[0], tmp_path / "out")
+    expected = list(export.read_export(tmp_path / "out"))
+    table = pq.read_table(done.paths[0])
+    at = table.schema.get_field_index("embedding")
+    column = table["embedding"].combine_chunks()
+    fixed = pa.array(column.to_pylist(), pa.list_(pa.float32(), WIDTH))
+    pq.write_table(table.set_column(at, "embedding", fixed), done.paths[0])
+    assert pa.types.is_fixed_size_list(pq.read_schema(done.paths[0]).field("embedding").type)
+    for (keys, values), (known_keys, known) in zip(export.read_export(tmp_path / "out"), expected, strict=True):
+        np.testing.assert_array_equal(keys, known_keys)
+        np.testing.assert_array_equal(values, known)
+    about = export.about_export(tmp_path / "out")
+    again = tmp_path / "again"
+    again.mkdir()
+    with export.Writer(again, about) as writer:
+        for group in export.read_groups(tmp_path / "out"):
+            writer.write_table(group)
+        writer.finish()
+    for (_, values), (_, known) in zip(export.read_export(again), expected, strict=True):
+        np.testing.assert_array_equal(values, known)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 2e-3), ("bfloat16", 1.6e-2), ("int8", 2e-2)])

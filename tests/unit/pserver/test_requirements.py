@@ -50,3 +50,12 @@ def test_a_build_without_servers_is_refused(installed, monkeypatch):
     monkeypatch.setattr(paddle_core, "load", lambda: (object(), None))
     with pytest.raises(RequirementError, match="without the parameter server"):
         requirements.check()
+
+
+def test_a_core_that_cannot_be_loaded_is_refused_with_its_first_error(installed, monkeypatch):
+    def fail():
+        raise ImportError("libgomp.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(paddle_core, "load", fail)
+    with pytest.raises(RequirementError, match=r"libgomp\.so\.1: cannot open .*pip install --force-reinstall"):
+        requirements.check()

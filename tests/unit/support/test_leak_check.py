@@ -22,6 +22,7 @@ def test_leak_is_found(
     pytester: pytest.Pytester, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(request.config.rootpath))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer to import than these tests to run
     source, line = LEAKS[kind]
     conftest = (
         (request.config.rootpath / "tests" / "conftest.py")
@@ -37,7 +38,7 @@ def test_leak_is_found(
         "@pytest.mark.filterwarnings('ignore::ResourceWarning')\n"
         f"def test_it():\n    {source}\n"
     )
-    result = pytester.runpytest_subprocess("-p", "no:randomly")
+    result = pytester.runpytest_subprocess()
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*left behind by the test:", f"*{line}"])
 
@@ -46,12 +47,13 @@ def test_a_tidy_test_passes(
     pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(request.config.rootpath))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer to import than these tests to run
     pytester.makeconftest((request.config.rootpath / "tests" / "conftest.py").read_text())
     pytester.makeini("[pytest]\nmarkers = processes: checked")
     pytester.makepyfile(
         "import subprocess, pytest\n@pytest.mark.processes\ndef test_it():\n    subprocess.run(['true'], check=True)\n"
     )
-    pytester.runpytest_subprocess("-p", "no:randomly").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
 
 WAIT = """
@@ -87,10 +89,11 @@ def test_a_worker_does_not_take_for_a_leak_what_another_holds(
     pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(request.config.rootpath))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer to import than these tests to run
     pytester.makeconftest((request.config.rootpath / "tests" / "conftest.py").read_text())
     pytester.makeini("[pytest]\nmarkers = processes: checked")
     pytester.makepyfile(test_one=WAIT + HOLDS, test_other=WAIT + IS_CHECKED)
-    result = pytester.runpytest_subprocess("-p", "no:randomly", "-n", "2", "--dist", "loadfile")
+    result = pytester.runpytest_subprocess("-p", "xdist", "-n", "2", "--dist", "loadfile")
     result.assert_outcomes(passed=3)
 
 
@@ -98,6 +101,7 @@ def test_what_a_worker_that_crashed_has_left_is_ended(
     pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(request.config.rootpath))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer to import than these tests to run
     pytester.makeconftest((request.config.rootpath / "tests" / "conftest.py").read_text())
     pytester.makeini("[pytest]\nmarkers = processes: checked")
     pytester.makepyfile(
@@ -107,7 +111,7 @@ def test_what_a_worker_that_crashed_has_left_is_ended(
         "    pathlib.Path('pid').write_text(str(process.pid))\n"
         "    os._exit(1)\n"
     )
-    result = pytester.runpytest_subprocess("-p", "no:randomly", "-n", "1")
+    result = pytester.runpytest_subprocess("-p", "xdist", "-n", "1")
     result.assert_outcomes(failed=1)
     assert not psutil.pid_exists(int((pytester.path / "pid").read_text()))
 
@@ -116,6 +120,7 @@ def test_what_is_started_under_nohup_can_be_interrupted(
     pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(request.config.rootpath))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer to import than these tests to run
     pytester.makeconftest((request.config.rootpath / "tests" / "conftest.py").read_text())
     pytester.makeini("[pytest]\nmarkers = processes: checked")
     pytester.makepyfile(
@@ -125,6 +130,6 @@ def test_what_is_started_under_nohup_can_be_interrupted(
         "    os.kill(os.getpid(), number)  # this process itself goes on\n"
         "    assert subprocess.run(['sh', '-c', f'kill -{int(number)} $$; echo on']).returncode == -number\n"
     )
-    tests = [sys.executable, "-m", "pytest", "-p", "no:randomly"]
+    tests = [sys.executable, "-m", "pytest"]
     result = pytester.run("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh", *tests)
     result.assert_outcomes(passed=2)

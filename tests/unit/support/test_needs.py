@@ -49,18 +49,19 @@ def suite(pytester: pytest.Pytester, request: pytest.FixtureRequest, monkeypatch
     """Runs TESTS (or others) under the suite's own conftest."""
     root = request.config.rootpath
     monkeypatch.setenv("PYTHONPATH", str(root))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer to import than these tests to run
     monkeypatch.delenv("PADDLEWHEEL_TEST_STRICT", raising=False)
     pytester.makeconftest((root / "tests" / "conftest.py").read_text())
     pytester.makeini("[pytest]\nmarkers =\n    processes: checked\n    needs: looked up\n")
 
     def run(*arguments: str, tests: str = TESTS) -> pytest.RunResult:
         pytester.makepyfile(tests)
-        return pytester.runpytest_subprocess("-p", "no:randomly", *arguments)
+        return pytester.runpytest_subprocess(*arguments)
 
     return run
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["in one process", "in two"])
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n", "2")], ids=["in one process", "in two"])
 def test_what_is_missing_leaves_tests_out_and_is_told_once(suite, workers: tuple[str, ...]) -> None:
     result = suite(*workers)
     result.assert_outcomes(passed=1, skipped=5)

@@ -77,9 +77,10 @@ def test_nesting_that_no_parser_takes_is_a_remark() -> None:
 
 
 def test_what_a_worker_has_started_ends_with_it(eventually: Callable[..., None]) -> None:
+    """Though it holds the worker's output open, and would do so for longer than any test may take."""
     _, events, _ = run(
         "import subprocess\n"
-        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])\n"
         "print('{\"pid\": %d}' % p.pid, file=events); events.flush(); os._exit(0)"
     )
     pid = events[0]["pid"]

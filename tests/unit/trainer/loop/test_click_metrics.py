@@ -41,7 +41,7 @@ def test_agrees_with_scikit_learn(scale: float) -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.floats(-40, 40, width=32), st.booleans()), min_size=2, max_size=60),
-    bits=st.sampled_from([10, 14, 20]),
+    bits=st.sampled_from([10, 12, 14, 10, 12, 14, 20]),  # seldom 20: a million buckets for each part
     parts=st.integers(1, 5),
 )
 def test_exact_auc_is_never_further_away_than_the_bound(rows: list[tuple[float, bool]], bits: int, parts: int) -> None:
