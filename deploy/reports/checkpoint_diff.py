@@ -133,7 +133,7 @@ def _table(first: Path, second: Path) -> TableDifference:
     """Shard by shard where both have as many; else all at once."""
     both = [tables.open_table(path) if path.is_dir() else None for path in (first, second)]
     before, after = both
-    counts = tuple(saved.num_rows if saved else 0 for saved in both)
+    counts = tuple(saved.num_keys if saved else 0 for saved in both)
     num_keys = (counts[0], counts[1])
     if before is None or after is None or before.config.width != after.config.width:
         return TableDifference(num_keys, num_keys[1], num_keys[0], 0, 0.0)
@@ -142,7 +142,8 @@ def _table(first: Path, second: Path) -> TableDifference:
     pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]
     if len(before.parts) == len(after.parts):
         pairs = [((a,), (a,)) for a in range(len(before.parts))]
-        same = [p.xxh3_128 == q.xxh3_128 for p, q in zip(before.parts, after.parts, strict=True)]
+        chained = before.base is not None or after.base is not None  # then parts of one name may mean other rows
+        same = [not chained and p.xxh3_128 == q.xxh3_128 for p, q in zip(before.parts, after.parts, strict=True)]
     else:
         pairs = [(tuple(range(len(before.parts))), tuple(range(len(after.parts))))]
         same = [False]

@@ -246,7 +246,7 @@ class Checkpointer:
             draft = self._draft(name, step)
             tables = draft.save(self._client, advance_day=advance_day, mark=mark)
             self._life.on_saved(tables, readable=not is_remote(draft.address))
-            keys = {table: saved.num_rows for table, saved in tables.items()}
+            keys = {table: saved.num_keys for table, saved in tables.items()}
             draft.finish(
                 dense=state(),
                 cursor=cursor,
