@@ -236,7 +236,9 @@ class Writer:
             self._paths[shard].write_bytes(bytes(HEADER_BYTES))
 
     def add(self, raw_N: npt.NDArray[np.void]) -> None:
-        """Rows of this table's layout."""
+        """Rows of this table's layout; perhaps none."""
+        if not len(raw_N):
+            return
         shard_N = (raw_N["key"] % np.uint64(self._num_shards)).astype(np.int64)
         order_N = np.argsort(shard_N, kind="stable")
         sorted_raw_N, sorted_shard_N = raw_N[order_N], shard_N[order_N]

@@ -72,10 +72,11 @@ class Tables(RuleBasedStateMachine):
         admission=st.sampled_from([None, 2]),
         decay=st.sampled_from([1.0, 0.75]),
         shards=st.sampled_from([1, 3]),
+        unseen=st.sampled_from([1, 2]),
         seed=st.integers(0, 1 << 30),
     )
-    def begin(self, admission, decay, shards, seed):
-        lifecycle = TableLifecycle(show_click_decay=decay, delete_below_score=0.5, delete_after_unseen_days=2)
+    def begin(self, admission, decay, shards, unseen, seed):
+        lifecycle = TableLifecycle(show_click_decay=decay, delete_below_score=0.5, delete_after_unseen_days=unseen)
         self.config = TableConfig(width=WIDTH, admission_threshold=admission, lifecycle=lifecycle, shards=shards)
         self.folder = Path(tempfile.mkdtemp(prefix="paddlewheel-tables-"))
         self.rng = np.random.default_rng(seed)
@@ -108,7 +109,7 @@ class Tables(RuleBasedStateMachine):
         decay = f4(self.config.lifecycle.show_click_decay)
         for key, row in list(self.rows.items()):
             row.shows, row.clicks = row.shows * decay, row.clicks * decay
-            if row.score() < 0.5 or row.unseen > 2:
+            if row.score() < 0.5 or row.unseen > self.config.lifecycle.delete_after_unseen_days:
                 del self.rows[key]
 
     @rule(advance_day=st.booleans())
