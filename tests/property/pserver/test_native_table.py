@@ -153,6 +153,22 @@ class Tables(RuleBasedStateMachine):
         assert whole.base is None
         self.check_loaded(whole, rows, 3)
 
+    @rule(how=st.sampled_from(["whole", "changes", "changes"]), advance_day=st.booleans())
+    def checkpoint(self, how, advance_day):
+        self.mark(advance_day)
+        self.save(how, 3)
+        if advance_day:
+            self.end_day()
+
+    @precondition(lambda self: self.waiting is None)
+    @rule()
+    def days_without_a_push(self):
+        for _ in range(2):
+            self.mark(advance_day=True)
+            self.table.drop(self.waiting[0])
+            self.waiting = None
+            self.end_day()
+
     def opened(self, folder):
         return saved_tables.open_table(folder)
 
@@ -226,5 +242,5 @@ class Tables(RuleBasedStateMachine):
             np.testing.assert_array_equal(found["embedding"] + f4(0), row.embedding + f4(0))
 
 
-Tables.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Tables.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
 TestTables = Tables.TestCase
