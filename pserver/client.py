@@ -54,7 +54,7 @@ class Pulled(NamedTuple):
 
 
 class Since(NamedTuple):
-    """What a save of changes leads on from: the mark of the earlier save (or load), and by table what that one saved."""
+    """What a save of changes leads on from: the mark of an earlier save (or load), and what it saved, by table."""
 
     mark: str
     tables: Mapping[str, saved_tables.Base]
@@ -233,8 +233,8 @@ class Client:
 
         Of tables that hold only what changed, those that they lead on from are loaded first. Returns the name of a mark
         of the state that was loaded, for `save_marked` to lead on from, if all of it was saved by tables of our own,
-        and is in such ones now; else None. Raises CheckpointError for anything incomplete, changed or unfitting before a server is asked; LoadError when
-        the servers then hold other keys; else ServerError.
+        and is in such ones now; else None. Raises CheckpointError for anything incomplete, changed or unfitting before
+        a server is asked; LoadError when the servers then hold other keys; else ServerError.
         """
         chosen = self._tables if tables is None else {name: self._tables[name] for name in tables}
         saved = {name: saved_tables.open_table(directory / name) for name in chosen}
@@ -289,9 +289,7 @@ class Client:
             self._check_saved(t, saved[name], num_keys[name] if mark is None else None)
         return saved
 
-    def load_per_host(
-        self, directories: Sequence[Path], saved: Mapping[str, saved_tables.SavedTable]
-    ) -> str | None:
+    def load_per_host(self, directories: Sequence[Path], saved: Mapping[str, saved_tables.SavedTable]) -> str | None:
         """As `load`, where each server reads below its own of the directories, made by `host_parts.lay_out` there.
 
         Raises CheckpointError for tables that do not fit before a server is asked, LoadError when keys are missing
@@ -303,7 +301,8 @@ class Client:
         mark = uuid.uuid4().hex
         with self._gate.alone():
             for name, t in self._tables.items():
-                self._num_keys(t)
+                if t.is_ours is None:
+                    self._num_keys(t)
                 for number in range(len(saved[name].links)):
                     folders = [str(host_parts.folder_of_link(d, number) / name).encode() for d in directories]
                     words = f"load {mark}".encode() if t.is_ours else _SAVE

@@ -83,9 +83,7 @@ def memory_bytes(config: TableConfig) -> int:
     return row_parts.row_type(config).itemsize + _MAX_INDEX_BYTES
 
 
-def choose(
-    tables: Tables, *, num_servers: int, rank: int, seed: int = 0, logs_removed: bool = False
-) -> Chosen:
+def choose(tables: Tables, *, num_servers: int, rank: int, seed: int = 0, logs_removed: bool = False) -> Chosen:
     """Register our table for those that are to be ours, in a process that has not yet started Paddle's server.
 
     logs_removed: see `options`.
@@ -101,9 +99,7 @@ def choose(
     try:
         native.register(
             {
-                name: options(
-                    name, config, num_servers=num_servers, rank=rank, seed=seed, logs_removed=logs_removed
-                )
+                name: options(name, config, num_servers=num_servers, rank=rank, seed=seed, logs_removed=logs_removed)
                 for name, config in wanted.items()
             },
             {name: rule_description(config) for name, config in wanted.items()},

@@ -44,8 +44,9 @@ def local_servers(
 ) -> Iterator[LocalServers]:
     """Start servers on free ports, wait until they are healthy; stop them in order afterwards, whatever happened.
 
-    seed: as the clients', for tables with `l2`. logs_removed: for saves of changes (`Client.save_marked`). Logs go to `log_directory/pserver-<rank>.log`. Raises ServerError when
-    one does not become healthy in time. They also stop when this process dies, whatever the cause.
+    seed: as the clients', for tables with `l2`. logs_removed: for saves of changes (`Client.save_marked`). Logs go to
+    `log_directory/pserver-<rank>.log`. Raises ServerError when one does not become healthy in time. They also stop when
+    this process dies, whatever the cause.
     """
     endpoints = tuple(f"127.0.0.1:{port}" for port in _free_ports(num_servers))
     spec = {

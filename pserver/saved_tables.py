@@ -30,7 +30,7 @@ import shutil
 import stat
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
@@ -97,6 +97,9 @@ class SavedTable:
     kind: Kind = "text"
     base: Base | None = None
     earlier: tuple[SavedTable, ...] = ()
+    _checksum_read: str = field(
+        default="", compare=False
+    )  # by the version that wrote it, whose config may have had other keys
 
     @property
     def num_rows(self) -> int:
@@ -142,10 +145,10 @@ class SavedTable:
     @property
     def checksum(self) -> str:
         """Of its description, and so of everything in it and before it."""
-        return _checksum(self._document())
+        return self._checksum_read or _checksum(self._document())
 
     def _document(self) -> dict[str, object]:
-        parts = [{field: value for field, value in part._asdict().items() if value is not None} for part in self.parts]
+        parts = [{name: value for name, value in part._asdict().items() if value is not None} for part in self.parts]
         return {
             "format": _FORMATS[self.kind] if self.base is None else _FORMAT_OF_CHANGES,
             "name": self.name,
@@ -176,7 +179,7 @@ class Rows:
 
     def take(self, which: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Rows:
         """Some of the rows."""
-        return Rows(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
+        return Rows(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
     @staticmethod
     def concatenate(parts: Sequence[Rows]) -> Rows:
@@ -347,15 +350,16 @@ def parse_description(text: str, directory: Path) -> SavedTable:
             tuple(_parse_part(part) for part in document["parts"]),
             kinds[document["format"]],
             Base(**document["base"]) if document["format"] == _FORMAT_OF_CHANGES else None,
+            _checksum_read=_checksum(document),
         )
-        if saved.base is not None and not all(isinstance(each, str) and "\0" not in each for each in saved.base):
-            raise CheckpointError(f"{path} does not say what it leads on from")
-        check_parts(saved)
-        return saved
     except CheckpointError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ValidationError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if saved.base is not None and not all(isinstance(each, str) and "\0" not in each for each in saved.base):
+        raise CheckpointError(f"{path} does not say what it leads on from")
+    check_parts(saved)
+    return saved
 
 
 def _parse_part(raw: dict[str, Any]) -> Part:

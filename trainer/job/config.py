@@ -308,11 +308,6 @@ def _check_days(job: JobConfig) -> Iterator[Problem]:
         return
     if job.train.epochs != 1:
         yield Problem("train.epochs", f"is {job.train.epochs}, but with train.days each day is trained once: give 1")
-    if job.train.days.publish is not None and "://" in job.checkpoint_location:
-        yield Problem(
-            "train.days.publish",
-            "is made of checkpoints in a folder, but checkpoint.directory is in an object store: leave one of them out",
-        )
     if job.data.partitions != "hive":
         yield Problem(
             "data.partitions", f"is {job.data.partitions!r}, but train.days finds days by folders: give 'hive'"

@@ -35,7 +35,8 @@ class Servers:
     def can_mark(self):
         return self.marks
 
-    def mark(self):
+    def mark(self, *, advance_day=()):
+        self.advanced += [list(advance_day)] if advance_day else []
         if self.error is not None:
             raise self.error
         return "m"
@@ -45,13 +46,16 @@ class Servers:
         assert self.may_write.wait(20)
         return self.save(folder)
 
+    def drop_mark(self, mark):
+        assert mark == "m"
+
     def save(self, folder, *, advance_day=()):
         self.advanced.append(list(advance_day))
         (folder / "default").mkdir()
         (folder / "default" / "table.json").write_bytes(b"rows")
         if self.error is not None:
             raise self.error
-        return {"default": SimpleNamespace(num_rows=3)}
+        return {"default": SimpleNamespace(num_keys=3)}
 
     def load(self, folder):
         self.loaded.append(folder)
@@ -230,11 +234,13 @@ def test_a_checkpoint_of_another_model_is_refused_by_its_name(tmp_path: Path) ->
     assert not one.saver.has(7)
 
 
-def test_counting_a_day_leaves_no_draft(tmp_path: Path) -> None:
+@pytest.mark.parametrize("marks", [True, False])
+def test_counting_a_day_leaves_no_draft(tmp_path: Path, marks: bool) -> None:
     one = Trainer(tmp_path)
+    one.servers.marks = marks
     one.saver.advance_unseen_days(["default"], 7)
     assert one.servers.advanced == [["default"]]
-    assert list(one.folder.iterdir()) == []
+    assert list(one.folder.glob("*")) == []
     assert not one.saver.has(7)
 
 
