@@ -424,10 +424,10 @@ def check_fits(saved: SavedTable, name: str, config: TableConfig, seed: int) -> 
         ("initial_range", saved.config.initial_range, config.initial_range),
         ("seed", saved.seed, seed),
     ]
-    for field, was, wanted in must_agree:
+    for what, was, wanted in must_agree:
         if was != wanted:
             raise CheckpointError(
-                f"table {name!r}: {field} is {wanted}, but {saved.directory} was saved with {was}: use {was}, "
+                f"table {name!r}: {what} is {wanted}, but {saved.directory} was saved with {was}: use {was}, "
                 "or start afresh"
             )
 
