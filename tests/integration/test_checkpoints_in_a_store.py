@@ -135,10 +135,10 @@ def test_chains_and_published_days_in_a_store(endpoint: str, tmp_path: Path, mon
     days = [f"2026-01-0{number}" for number in (1, 2, 3)]
     for number, day in enumerate(days):
         rng = np.random.default_rng(number)
-        (tmp_path / "days" / f"date={day}").mkdir(parents=True)
+        (tmp_path / "days" / f"day={day}").mkdir(parents=True)
         table = {"click": rng.integers(0, 2, 1500), "a": rng.integers(0, 50, 1500) + 9 * number}
         table["b"] = rng.integers(0, 9, 1500)
-        pq.write_table(pa.table(table), tmp_path / "days" / f"date={day}" / "a.parquet")
+        pq.write_table(pa.table(table), tmp_path / "days" / f"day={day}" / "a.parquet")
     job.data |= {"train": str(tmp_path / "days"), "partitions": "hive"}
     job.settings["tables"]["default"]["lifecycle"] = {"delete_after_unseen_days": 1}
     job.settings["train"] = {"days": {"publish": {"base_every_days": 2}}}
