@@ -71,6 +71,7 @@ class Base:
         tables: checksum of each of its tables.
         mark: what the servers call that state, as long as they live.
         num_links: checkpoints that a restore of it reads, itself included.
+        before: its own base, while the servers know of that state, too.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Base:
     tables: Mapping[str, str] = field(default_factory=dict)
     mark: str = ""
     num_links: int = 1
+    before: Base | None = None
 
     def since(self) -> Since:
         """What the servers' client is told."""

@@ -305,16 +305,18 @@ class Checkpointer:
         if outcome == _COMMITTED and mark is not None and job.checkpoint.full_every is not None:
             checksums = {name: table.checksum for name, table in tables.items()}
             self._base = manifest.Base(
-                f"step-{step}", manifest.identity(body), checksums, mark, manifest.num_links(body)
+                f"step-{step}", manifest.identity(body), checksums, mark, manifest.num_links(body), base
             )
         return outcome
 
     def _base_of(self, step: int, mark: str | None) -> manifest.Base | None:
         """What the checkpoint of this step leads on from; None: it is a full one."""
         base, full_every = self._base, self._spec.job.checkpoint.full_every
+        if base is not None and base.name == f"step-{step}":
+            base = base.before  # the new one takes its place
         if base is None or mark is None or full_every is None or base.num_links >= full_every:
             return None
-        return base if base.name != f"step-{step}" else None
+        return base
 
     def _commit(self, step: int, started: float, keys: dict[str, int], **fields: Any) -> int:
         reply = self._coordinator.commit(step, **fields)

@@ -381,6 +381,9 @@ def test_which_checkpoints_are_full(tmp_path: Path) -> None:
     assert [save(12), save(13)] == [None, "step-12"]
     one.saver.on_boundary([])
     assert save(14) == "step-13"
+    assert save(14) == "step-13", "one that takes the place of another leads on from where that did"
+    assert save(15) is None
+    assert [save(15), save(16)] == [None, "step-15"]
 
 
 @pytest.mark.parametrize(("elsewhere", "mark", "expected"), [(False, "m", 2), (False, None, 0), (True, "m", 0)])
