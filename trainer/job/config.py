@@ -202,6 +202,13 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
         except ValueError as error:
             yield Problem(f"tables.{name}.shards", f"{error} (cluster.servers = {job.cluster.servers})")
     yield from check_store(job.checkpoint)
+    others = [name for name, table in job.tables.items() if table.engine == "paddle"]
+    if job.checkpoint.full_every is not None and others:
+        yield Problem(
+            "checkpoint.full_every",
+            f"is {job.checkpoint.full_every}, but tables.{others[0]}.engine is paddle, which saves whole "
+            "tables only: leave one of them out",
+        )
     yield from _check_secrets(job)
     ports = job.cluster.server_ports
     if ports is not None:

@@ -156,6 +156,7 @@ def test_a_marked_state_is_saved_while_pushes_go_on(tmp_path, num_servers):
         assert not client.pull_with_counts("t", keys[15_000:]).shows_U.any()
 
 
+@pytest.mark.slow
 def test_a_chain_of_saves_is_loaded_by_any_servers_and_led_on_from(tmp_path):
     """Two servers save; three go on from there; one of either engine has the same table in the end."""
     life = {"delete_after_unseen_days": 1}
