@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from paddlewheel.pserver.config import Tables
 from paddlewheel.trainer.job.errors import Problem, did_you_mean
 from paddlewheel.trainer.job.section import Section
 
@@ -43,6 +44,17 @@ class CheckpointConfig(Section):
 
     on_failure: Literal["continue", "stop"] = "continue"
     """What a checkpoint that cannot be saved does to a running job. One at the end of training that fails ends it."""
+
+
+def check_full_every(config: CheckpointConfig, tables: Tables) -> Iterator[Problem]:
+    """Only tables of our own can tell what changed."""
+    others = [name for name, table in tables.items() if table.engine == "paddle"]
+    if config.full_every is not None and others:
+        yield Problem(
+            "checkpoint.full_every",
+            f"is {config.full_every}, but tables.{others[0]}.engine is paddle, which saves whole tables only: leave "
+            "one of them out",
+        )
 
 
 def check_store(config: CheckpointConfig) -> Iterator[Problem]:

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError, model_validator
 from paddlewheel.data_pipeline.config import DataConfig
 from paddlewheel.pserver.config import TableConfig, TableName
 from paddlewheel.trainer.checkpoint.store import KEY_FOUND, KEY_REMEDY, holds_secret, is_remote
-from paddlewheel.trainer.job.checkpoint import CheckpointConfig, check_store
+from paddlewheel.trainer.job.checkpoint import CheckpointConfig, check_full_every, check_store
 from paddlewheel.trainer.job.control import ControlConfig
 from paddlewheel.trainer.job.errors import AcrossError, ConfigError, Problem, did_you_mean, explain
 from paddlewheel.trainer.job.metrics import MetricsConfig
@@ -202,13 +202,7 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
         except ValueError as error:
             yield Problem(f"tables.{name}.shards", f"{error} (cluster.servers = {job.cluster.servers})")
     yield from check_store(job.checkpoint)
-    others = [name for name, table in job.tables.items() if table.engine == "paddle"]
-    if job.checkpoint.full_every is not None and others:
-        yield Problem(
-            "checkpoint.full_every",
-            f"is {job.checkpoint.full_every}, but tables.{others[0]}.engine is paddle, which saves whole "
-            "tables only: leave one of them out",
-        )
+    yield from check_full_every(job.checkpoint, job.tables)
     yield from _check_secrets(job)
     ports = job.cluster.server_ports
     if ports is not None:
