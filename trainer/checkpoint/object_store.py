@@ -369,7 +369,9 @@ class ObjectStore(Checkpoints):
             if info.base_name.startswith(ASIDE):
                 aside = self._address(info.path)
                 kept |= {f"{aside}/{inner.base_name}" for inner in self._list(aside)}
-        needed = {base for address in kept for base in self._bases(address)}
+        needed: set[str] = set()
+        for address in kept:
+            self._add_bases(address, needed)
         removed = [address for address in found if address not in kept | needed]
         for address in removed:
             data = None
@@ -380,11 +382,14 @@ class ObjectStore(Checkpoints):
                 self._delete_folder(data)
         return removed
 
-    def _bases(self, address: str) -> list[str]:
-        """What a checkpoint leads on from, as far as that can be found out."""
+    def _add_bases(self, address: str, to: set[str]) -> None:
+        """What a checkpoint leads on from, as far as that can be found out, up to what is there already."""
         with contextlib.suppress(CheckpointError):
-            return self._chain(address, self.manifest(address))[:-1]
-        return []
+            while (told := self.manifest(address).get("base")) is not None:
+                address = self._place_of_base(address, told["checkpoint"])
+                if address in to:
+                    return
+                to.add(address)
 
     def mark_best(self, address: str) -> None:
         self._write(f"{self._path(self.location)}/{_BEST}", (address.rpartition("/")[2] + "\n").encode())
