@@ -349,17 +349,21 @@ def parse_description(text: str, directory: Path) -> SavedTable:
             int(document["seed"]),
             tuple(_parse_part(part) for part in document["parts"]),
             kinds[document["format"]],
-            Base(**document["base"]) if document["format"] == _FORMAT_OF_CHANGES else None,
+            _parse_base(document["base"]) if document["format"] == _FORMAT_OF_CHANGES else None,
             _checksum_read=_checksum(document),
         )
     except CheckpointError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ValidationError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if saved.base is not None and not all(isinstance(each, str) and "\0" not in each for each in saved.base):
-        raise CheckpointError(f"{path} does not say what it leads on from")
     check_parts(saved)
     return saved
+
+
+def _parse_base(raw: dict[str, Any]) -> Base:
+    if not all(isinstance(each, str) and "\0" not in each for each in raw.values()):
+        raise CheckpointError(f"it leads on from {raw!r}, which is not what paddlewheel writes")
+    return Base(**raw)
 
 
 def _parse_part(raw: dict[str, Any]) -> Part:

@@ -260,9 +260,8 @@ class ObjectStore(Checkpoints):
     def local_copy(self, address: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="paddlewheel-") as temporary:
             for link in self._chain(address, self.manifest(address)):
-                path = Path(temporary, link.rpartition("/")[2])
-                self.fetch(link, path)
-            yield path
+                self.fetch(link, Path(temporary, link.rpartition("/")[2]))
+            yield Path(temporary, address.rpartition("/")[2])
 
     def fetch(self, address: str, folder: Path, names: Iterable[str] | None = None) -> None:
         """Copy files of a checkpoint (by default all, and its manifest) into a folder, and verify them.
