@@ -5,6 +5,8 @@
     <location>/OWNER                        the coordinator that may commit; the newest one takes it over
     <location>/LATEST, BEST, journal.jsonl
 
+A manifest may name a `base`, as in a folder (`manifest.py`): `step-<m>` of the same location.
+
 An object store cannot rename, so files never lie under the name of a step: they go to a folder that no other attempt of
 any coordinator has, and committing is to write one small object that names them. Whatever dies before that leaves
 files that nobody refers to; the next coordinator removes them.
