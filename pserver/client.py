@@ -53,6 +53,13 @@ class Pulled(NamedTuple):
     admitted_U: npt.NDArray[np.bool_]
 
 
+class Since(NamedTuple):
+    """What a save of changes leads on from: the mark of an earlier save (or load), and what it saved, by table."""
+
+    mark: str
+    tables: Mapping[str, saved_tables.Base]
+
+
 class _Table:
     def __init__(self, name: str, number: int, config: TableConfig, num_servers: int, seed: int) -> None:
         self.name, self.number, self.config = name, number, config
@@ -221,20 +228,24 @@ class Client:
             name: self._save_table(t, directory / name, num_keys[name], modes[name]) for name, t in self._tables.items()
         }
 
-    def load(self, directory: Path, *, tables: Iterable[str] | None = None) -> None:
+    def load(self, directory: Path, *, tables: Iterable[str] | None = None) -> str | None:
         """Load tables (None: all of this client) saved by `save`, by any number of servers, into servers without keys.
 
-        Raises CheckpointError for anything incomplete, changed or unfitting before a server is asked; LoadError when
-        the servers then hold other keys; else ServerError.
+        Of tables that hold only what changed, those that they lead on from are loaded first. Returns the name of a mark
+        of the state that was loaded, for `save_marked` to lead on from, if all of it was saved by tables of our own,
+        and is in such ones now; else None. Raises CheckpointError for anything incomplete, changed or unfitting before
+        a server is asked; LoadError when the servers then hold other keys; else ServerError.
         """
         chosen = self._tables if tables is None else {name: self._tables[name] for name in tables}
         saved = {name: saved_tables.open_table(directory / name) for name in chosen}
         for name, t in chosen.items():
             saved_tables.check_fits(saved[name], name, t.config, self._seed)
             saved_tables.verify(saved[name])
+        mark = uuid.uuid4().hex
         with self._gate.alone():
             for name, t in chosen.items():
-                self._load_table(t, saved[name])
+                self._load_table(t, saved[name], mark)
+        return self._loaded_mark(saved, mark)
 
     def save_bytes(self) -> tuple[int, ...]:
         """About how many bytes a save would write on each server, in rank order; rather too many than too few."""
@@ -249,6 +260,7 @@ class Client:
         *,
         advance_day: bool | Collection[str] = False,
         mark: str | None = None,
+        since: Since | None = None,
     ) -> dict[str, saved_tables.SavedTable]:
         """As `save` (or, with a mark, as `save_marked`), where each server writes below its own of the directories.
 
@@ -261,7 +273,7 @@ class Client:
             num_keys = {name: sum(counts) for name, counts in self.num_keys().items()}
             modes = self._save_modes(advance_day)
             for name, t in self._tables.items():
-                words = modes[name] if mark is None else f"save {mark}".encode()
+                words = modes[name] if mark is None else _save_words(mark, since)
                 self._ask_everyone(Command.SAVE_ONE_TABLE, t, [[str(d / name).encode(), words] for d in directories])
             found = collect()
         except BaseException:
@@ -272,11 +284,12 @@ class Client:
         for name, t in self._tables.items():
             parts = [by_table.get(name, ()) for by_table in found]
             kind: saved_tables.Kind = "rows" if t.is_ours else "text"
-            saved[name] = host_parts.combine(name, t.config, self._seed, t.num_shards, parts, kind)
+            base = since.tables[name] if since is not None else None
+            saved[name] = host_parts.combine(name, t.config, self._seed, t.num_shards, parts, kind, base)
             self._check_saved(t, saved[name], num_keys[name] if mark is None else None)
         return saved
 
-    def load_per_host(self, directories: Sequence[Path], saved: Mapping[str, saved_tables.SavedTable]) -> None:
+    def load_per_host(self, directories: Sequence[Path], saved: Mapping[str, saved_tables.SavedTable]) -> str | None:
         """As `load`, where each server reads below its own of the directories, made by `host_parts.lay_out` there.
 
         Raises CheckpointError for tables that do not fit before a server is asked, LoadError when keys are missing
@@ -285,10 +298,17 @@ class Client:
         for name, t in self._tables.items():
             saved_tables.check_fits(saved[name], name, t.config, self._seed)
         self._check_paths(directories)
+        mark = uuid.uuid4().hex
         with self._gate.alone():
             for name, t in self._tables.items():
-                self._ask_everyone(Command.LOAD_ONE_TABLE, t, [[str(d / name).encode(), _SAVE] for d in directories])
+                if t.is_ours is None:
+                    self._num_keys(t)
+                for number in range(len(saved[name].links)):
+                    folders = [str(host_parts.folder_of_link(d, number) / name).encode() for d in directories]
+                    words = f"load {mark}".encode() if t.is_ours else _SAVE
+                    self._ask_everyone(Command.LOAD_ONE_TABLE, t, [[folder, words] for folder in folders])
                 self._check_loaded(t, saved[name])
+        return self._loaded_mark(saved, mark)
 
     def is_ours(self, table: str) -> bool:
         """Whether the servers keep this table in our own engine, not in Paddle's. Raises ServerError."""
@@ -316,13 +336,24 @@ class Client:
             self._ask_everyone(Command.SAVE_ONE_TABLE, t, self._for_all([b"/", words.encode()]))
         return name
 
-    def save_marked(self, directory: Path, mark: str) -> dict[str, saved_tables.SavedTable]:
-        """As `save`, of the state at a mark; pulls and pushes may go on. Whatever happens, the mark is used up."""
+    def save_marked(
+        self, directory: Path, mark: str, *, since: Since | None = None
+    ) -> dict[str, saved_tables.SavedTable]:
+        """As `save`, of the state at a mark; pulls and pushes may go on. Whatever happens, the mark is used up.
+
+        since: save only the rows that changed since that earlier save, and the keys that are gone. Servers must have
+        been started to remember those. They know of all marks since their newest whole save that succeeded, but of at
+        most 64; a save since another one raises ServerError.
+        """
         try:
             self._check_paths([directory])
             self._check_space(directory, {name: sum(self._num_keys(t)) for name, t in self._tables.items()})
-            words = f"save {mark}".encode()
-            return {name: self._save_table(t, directory / name, None, words) for name, t in self._tables.items()}
+            words = _save_words(mark, since)
+            bases = since.tables if since is not None else {}
+            return {
+                name: self._save_table(t, directory / name, None, words, bases.get(name))
+                for name, t in self._tables.items()
+            }
         except BaseException:
             self.drop_mark(mark)
             raise
@@ -416,7 +447,14 @@ class Client:
                 f"{free / 1e6:.1f} MB left: make room, or save elsewhere"
             )
 
-    def _save_table(self, t: _Table, directory: Path, num_keys: int | None, words: bytes) -> saved_tables.SavedTable:
+    def _save_table(
+        self,
+        t: _Table,
+        directory: Path,
+        num_keys: int | None,
+        words: bytes,
+        base: saved_tables.Base | None = None,
+    ) -> saved_tables.SavedTable:
         try:
             directory.mkdir(parents=True)
         except FileExistsError as error:
@@ -424,7 +462,7 @@ class Client:
         except OSError as error:
             raise SaveError(f"table {t.name!r} cannot be saved: {error}") from error
         self._ask_everyone(Command.SAVE_ONE_TABLE, t, self._for_all([str(directory).encode(), words]))
-        saved = saved_tables.record(directory, t.name, t.config, self._seed, t.num_shards)
+        saved = saved_tables.record(directory, t.name, t.config, self._seed, t.num_shards, base=base)
         self._check_saved(t, saved, num_keys)
         return saved
 
@@ -436,20 +474,34 @@ class Client:
                 f"{saved.directory} holds {saved.num_rows} rows after the save, but the servers held {num_keys} keys "
                 f"of table {t.name!r}: was something pushed meanwhile, or is the disk full?"
             )
-        if saved.num_rows:
+        if saved.num_rows and saved.base is None:
             t.bytes_per_row = 1.1 * saved.num_bytes / saved.num_rows
 
-    def _load_table(self, t: _Table, saved: saved_tables.SavedTable) -> None:
+    def _load_table(self, t: _Table, saved: saved_tables.SavedTable, mark: str) -> None:
         self._num_keys(t)
-        with saved_tables.staged(saved, t.num_shards, "rows" if t.is_ours else "text") as path:
-            self._ask_everyone(Command.LOAD_ONE_TABLE, t, self._for_all([str(path).encode(), _SAVE]))
+        if t.is_ours and saved.base is not None:
+            for link in saved.links:
+                saved_tables.check_path(link.directory)
+                params = [str(link.directory).encode(), f"load {mark}".encode()]
+                self._ask_everyone(Command.LOAD_ONE_TABLE, t, self._for_all(params))
+        else:
+            with saved_tables.staged(saved, t.num_shards, "rows" if t.is_ours else "text") as path:
+                params = [str(path).encode(), f"load {mark}".encode() if t.is_ours else _SAVE]
+                self._ask_everyone(Command.LOAD_ONE_TABLE, t, self._for_all(params))
         self._check_loaded(t, saved)
+
+    def _loaded_mark(self, saved: Mapping[str, saved_tables.SavedTable], mark: str) -> str | None:
+        """The mark, if something can lead on from it: it is one of all tables."""
+        leads_on = saved.keys() == self._tables.keys() and all(
+            t.is_ours and saved[name].kind == "rows" for name, t in self._tables.items()
+        )
+        return mark if leads_on else None
 
     def _check_loaded(self, t: _Table, saved: saved_tables.SavedTable) -> None:
         num_keys = sum(self._num_keys(t))
-        if num_keys != saved.num_rows:
+        if num_keys != saved.num_keys:
             raise LoadError(
-                f"the servers hold {num_keys} keys of table {t.name!r} after loading {saved.num_rows} rows from "
+                f"the servers hold {num_keys} keys of table {t.name!r} after loading {saved.num_keys} keys from "
                 f"{saved.directory}: load into empty servers, and start them again after a failed load"
             )
 
@@ -619,6 +671,10 @@ def _push_request(t: _Table, keys_N: npt.NDArray[np.uint64], row_NV: npt.NDArray
     head_V[:1].view(np.uint32)[0], head_V[2] = PUSH_HEADER_BITS, rate
     data: list[Buffer] = [bytes(8), _buffer(keys_N), _buffer(head_V), _buffer(row_NV)]
     return _Request(Command.PUSH_SPARSE, t.number, [(len(keys_N) + 1).to_bytes(4, "little")], data=data)
+
+
+def _save_words(mark: str, since: Since | None) -> bytes:
+    return (f"save {mark}" if since is None else f"save {mark} since {since.mark}").encode()
 
 
 def _count(keys_N: npt.NDArray[np.uint64]) -> bytes:

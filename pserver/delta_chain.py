@@ -14,6 +14,7 @@ import itertools
 import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -84,6 +85,10 @@ def append(
     link, or when `.last` is gone or of another content. Raises CheckpointError or OSError; then there is no new link.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    if saved.base is not None:
+        with tempfile.TemporaryDirectory(prefix=".whole-", dir=directory) as temporary:
+            whole = saved_tables.reshard(saved, Path(temporary, saved.name), len(saved.parts))
+            return append(directory, whole, day=day, num_boundaries=num_boundaries, base_every=base_every, dtype=dtype)
     known = links(directory)
     newest = known[-1] if known else None
     if newest is not None and newest.day == day and newest.content_id == saved.content_id:

@@ -23,9 +23,18 @@ class Chosen(NamedTuple):
 
 
 def options(
-    name: str, config: TableConfig, *, num_servers: int = 1, rank: int = 0, seed: int = 0
+    name: str,
+    config: TableConfig,
+    *,
+    num_servers: int = 1,
+    rank: int = 0,
+    seed: int = 0,
+    logs_removed: bool = False,
 ) -> dict[str, native.OptionValue]:
-    """What our table is told about itself (options.h), which rounds to float32 what Paddle's keeps in it."""
+    """What our table is told about itself (options.h), which rounds to float32 what Paddle's keeps in it.
+
+    logs_removed: it remembers, until the next whole save, which keys it has deleted, for saves of changes.
+    """
     optimizer, life = config.optimizer, config.lifecycle
     found: dict[str, native.OptionValue] = {
         "table": table_ids({name: config})[name],
@@ -49,6 +58,7 @@ def options(
         "initial_range": config.initial_range,
         "initial_state": initializer.generator_state(name, seed),
         "max_rows": max_rows(config) // num_servers,
+        "log_removed": logs_removed,
         "delete_unseen": float(_NEVER_DAYS if life.delete_after_unseen_days is None else life.delete_after_unseen_days),
     }
     if config.spill is not None:
@@ -73,8 +83,10 @@ def memory_bytes(config: TableConfig) -> int:
     return row_parts.row_type(config).itemsize + _MAX_INDEX_BYTES
 
 
-def choose(tables: Tables, *, num_servers: int, rank: int, seed: int = 0) -> Chosen:
+def choose(tables: Tables, *, num_servers: int, rank: int, seed: int = 0, logs_removed: bool = False) -> Chosen:
     """Register our table for those that are to be ours, in a process that has not yet started Paddle's server.
+
+    logs_removed: see `options`.
 
     Raises NativeError when a table insists on our engine and it cannot be had.
     """
@@ -87,7 +99,7 @@ def choose(tables: Tables, *, num_servers: int, rank: int, seed: int = 0) -> Cho
     try:
         native.register(
             {
-                name: options(name, config, num_servers=num_servers, rank=rank, seed=seed)
+                name: options(name, config, num_servers=num_servers, rank=rank, seed=seed, logs_removed=logs_removed)
                 for name, config in wanted.items()
             },
             {name: rule_description(config) for name, config in wanted.items()},

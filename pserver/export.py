@@ -97,8 +97,8 @@ def export_table(saved: saved_tables.SavedTable, directory: Path, *, dtype: Dtyp
         for rows in saved_tables.read_rows(saved):
             writer.write(rows)
         done = writer.finish()
-        if done.num_rows != saved.num_rows:
-            raise CheckpointError(f"{saved.directory} gave {done.num_rows} rows instead of {saved.num_rows}")
+        if done.num_rows != saved.num_keys:
+            raise CheckpointError(f"{saved.directory} gave {done.num_rows} rows instead of {saved.num_keys}")
     return done
 
 

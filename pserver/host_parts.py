@@ -29,9 +29,17 @@ def measure(directory: Path, tables: Iterable[str]) -> dict[str, list[Part]]:
 
 
 def combine(
-    name: str, config: TableConfig, seed: int, num_shards: int, parts: Iterable[Sequence[Part]], kind: Kind
+    name: str,
+    config: TableConfig,
+    seed: int,
+    num_shards: int,
+    parts: Iterable[Sequence[Part]],
+    kind: Kind,
+    base: saved_tables.Base | None = None,
 ) -> SavedTable:
     """The table whose parts (of this kind) the servers have saved, given by server in rank order.
+
+    base: what they lead on from, if they hold only what changed.
 
     Raises CheckpointError unless there is one part for each shard.
     """
@@ -39,7 +47,14 @@ def combine(
     shards = [saved_tables.shard_of(part.name) for part in every]
     if shards != list(range(num_shards)):
         raise CheckpointError(f"table {name!r}: the servers saved {len(every)} parts that are not one a shard")
-    return SavedTable(Path(name), name, config, seed, tuple(every), kind)
+    saved = SavedTable(Path(name), name, config, seed, tuple(every), kind, base)
+    saved_tables.check_parts(saved)
+    return saved
+
+
+def folder_of_link(directory: Path, number: int) -> Path:
+    """Where a host lays out link `number` of a chain, the whole save being 0; `directory` is of all of them."""
+    return directory / f"link-{number}" if number else directory
 
 
 def needed(saved: SavedTable, rank: int, num_servers: int, config: TableConfig) -> tuple[Part, ...]:
@@ -65,6 +80,11 @@ def lay_out(
     folder.parent.mkdir(parents=True)
     kind: Kind = "rows" if native.is_expected(config.engine) else "text"
     paths = [fetched / part.name for part in saved.parts]
+    if saved.base is not None and kind != "rows":
+        raise CheckpointError(
+            f"{saved.name} holds only what changed, which Paddle's own tables cannot load: have a compiler on this "
+            "host, or make the checkpoint whole first (paddlewheel checkpoint compact)"
+        )
     if saved.kind != kind or (kind == "text" and len(saved.parts) != num_shards):
         saved_tables.spread(saved, folder, num_shards, kind=kind, only=own, paths=[p for p in paths if p.exists()])
         return folder.parent

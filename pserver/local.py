@@ -39,12 +39,14 @@ def local_servers(
     *,
     gflags: Sequence[str] = (),
     seed: int = 0,
+    logs_removed: bool = False,
     start_timeout_seconds: float = 60.0,
 ) -> Iterator[LocalServers]:
     """Start servers on free ports, wait until they are healthy; stop them in order afterwards, whatever happened.
 
-    seed: as the clients', for tables with `l2`. Logs go to `log_directory/pserver-<rank>.log`. Raises ServerError when
-    one does not become healthy in time. They also stop when this process dies, whatever the cause.
+    seed: as the clients', for tables with `l2`. logs_removed: for saves of changes (`Client.save_marked`). Logs go to
+    `log_directory/pserver-<rank>.log`. Raises ServerError when one does not become healthy in time. They also stop when
+    this process dies, whatever the cause.
     """
     endpoints = tuple(f"127.0.0.1:{port}" for port in _free_ports(num_servers))
     spec = {
@@ -52,6 +54,7 @@ def local_servers(
         "endpoints": endpoints,
         "gflags": list(gflags),
         "seed": seed,
+        "logs_removed": logs_removed,
         "exit_on_stdin_eof": True,
     }
     with contextlib.ExitStack() as stack:

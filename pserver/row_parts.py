@@ -42,7 +42,8 @@ _HEADER = np.dtype(
         ("shards", "<u4"),
         ("rows", "<u8"),
         ("removed", "<u8"),
-        ("days", "<u8"),
+        ("days", "<u4"),
+        ("keys", "<u4"),
         ("body_hash", "<u8"),
         ("header_hash", "<u8"),
     ]
@@ -63,6 +64,10 @@ class Header(NamedTuple):
     only_changes: bool
     row_bytes: int
     body_hash: int
+    num_days: int = 0
+    """Of a part of changes: days since the state that it leads on from."""
+    num_keys: int = 0
+    """Of a part of changes: keys that the shard has then."""
 
     @property
     def num_bytes(self) -> int:
@@ -116,6 +121,8 @@ def read_header(path: Path, config: TableConfig | None = None) -> Header:
         bool(found["flags"] & _CHANGES),
         int(found["row_bytes"]),
         int(found["body_hash"]),
+        int(found["days"]),
+        int(found["keys"]),
     )
     if config is not None and _layout(config) != (
         *(int(found[name]) for name in ("row_bytes", "width", "first_state", "embedding_state")),
@@ -149,6 +156,15 @@ def read_removed(path: Path) -> npt.NDArray[np.uint64]:
     with path.open("rb") as file:
         file.seek(HEADER_BYTES + header.num_rows * header.row_bytes)
         return np.fromfile(file, np.uint64, header.num_removed)
+
+
+def add_unseen_days(raw_N: npt.NDArray[np.void], num_days: int) -> npt.NDArray[np.void]:
+    """The rows as they are after days without a push, as a server counts them (round, by 12 bits)."""
+    aged_N = raw_N.copy()
+    meta_N = aged_N["meta"]
+    day_mask = np.uint32(_DAY_MASK)
+    aged_N["meta"] = (meta_N & ~day_mask) | ((meta_N + np.uint32(num_days)) & day_mask)
+    return aged_N
 
 
 def columns(raw_N: npt.NDArray[np.void], config: TableConfig) -> dict[str, Any]:
@@ -194,10 +210,13 @@ def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 def count_embeddings(path: Path, config: TableConfig) -> int:
     """How many rows of a part have an embedding that is used: one whose key decayed below the admission score waits."""
-    return sum(
-        int(np.count_nonzero((raw["meta"] & np.uint32(_HAS) != 0) & admitted(config, raw["shows"], raw["clicks"])))
-        for raw in read(path, config)
-    )
+    return sum(count_embeddings_of(raw_N, config) for raw_N in read(path, config))
+
+
+def count_embeddings_of(raw_N: npt.NDArray[np.void], config: TableConfig) -> int:
+    """The same of some rows."""
+    has_N = raw_N["meta"] & np.uint32(_HAS) != 0
+    return int(np.count_nonzero(has_N & admitted(config, raw_N["shows"], raw_N["clicks"])))
 
 
 class Writer:
@@ -217,7 +236,9 @@ class Writer:
             self._paths[shard].write_bytes(bytes(HEADER_BYTES))
 
     def add(self, raw_N: npt.NDArray[np.void]) -> None:
-        """Rows of this table's layout."""
+        """Rows of this table's layout; perhaps none."""
+        if not len(raw_N):
+            return
         shard_N = (raw_N["key"] % np.uint64(self._num_shards)).astype(np.int64)
         order_N = np.argsort(shard_N, kind="stable")
         sorted_raw_N, sorted_shard_N = raw_N[order_N], shard_N[order_N]

@@ -10,6 +10,10 @@ Parts are of one of two kinds. Our own table writes rows (`row_parts`), bit for 
 six significant digits (so a restore is not bit-exact: README.md has the figures); the part in brackets is absent while
 the key is below the table's admission score. Order of columns: `ctr_accessor.h` in Paddle's source; tested.
 
+A saved table is whole, or holds only the rows that changed since an earlier one and the keys that are gone since (ours
+alone). Its `table.json` then names that one, by a path relative to its own folder and by its checksum, and so on to a
+whole one: `SavedTable.earlier`. Whatever reads rows here reads the table that the chain leads to.
+
 Legend of shapes: N rows of one batch, K embedding floats, A accumulators of the first-order weight, E of the embedding.
 """
 
@@ -17,15 +21,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
+import math
 import os
 import re
 import shutil
 import stat
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -37,12 +44,12 @@ from paddlewheel.pserver.errors import CheckpointError, PathError, SaveError, ca
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
 
 Kind = Literal["text", "rows"]
 _FORMATS: dict[Kind, int] = {"text": 1, "rows": 2}
+_FORMAT_OF_CHANGES = 3
 DESCRIPTION = "table.json"
 # Paddle hands paths to a shell without quoting (`find`, `rm -rf`): any other character could do damage.
 _SAFE_PATH = re.compile(r"/[\w./=@:+,%-]*", re.ASCII)
@@ -55,17 +62,32 @@ _NEWLINE, _SPACE = 10, 32
 
 
 class Part(NamedTuple):
-    """One file: its name within the table's folder of parts, size, rows, and xxh3-128 of its bytes."""
+    """One file: its name within the table's folder of parts, size, rows, and xxh3-128 of its bytes.
+
+    num_keys: of a part that holds only what changed, keys that the shard has then.
+    """
 
     name: str
     num_bytes: int
     num_rows: int
     xxh3_128: str
+    num_keys: int | None = None
+
+
+class Base(NamedTuple):
+    """The saved table that changes lead on from: its folder, relative to that of the changes, and its checksum."""
+
+    path: str
+    checksum: str
 
 
 @dataclass(frozen=True)
 class SavedTable:
-    """A saved table: where it is, what it holds, and its parts in shard order."""
+    """A saved table: where it is, what it holds, and its parts in shard order.
+
+    base: what it leads on from; None: it is whole. earlier: that one and all before it, the whole one first; empty
+    where nobody has looked for them (`parse_description`).
+    """
 
     directory: Path
     name: str
@@ -73,10 +95,26 @@ class SavedTable:
     seed: int
     parts: tuple[Part, ...]
     kind: Kind = "text"
+    base: Base | None = None
+    earlier: tuple[SavedTable, ...] = ()
+    _checksum_read: str = field(
+        default="", compare=False
+    )  # by the version that wrote it, whose config may have had other keys
 
     @property
     def num_rows(self) -> int:
+        """In its own parts."""
         return sum(part.num_rows for part in self.parts)
+
+    @property
+    def num_keys(self) -> int:
+        """Of the table that it leads to."""
+        return sum(part.num_rows if part.num_keys is None else part.num_keys for part in self.parts)
+
+    @property
+    def links(self) -> tuple[SavedTable, ...]:
+        """What makes up the table: the whole one, then the changes in the order in which they came."""
+        return (*self.earlier, self)
 
     @property
     def num_bytes(self) -> int:
@@ -87,7 +125,8 @@ class SavedTable:
         """Names the files' content: equal for a copy, different after any training."""
         import xxhash
 
-        return xxhash.xxh3_128_hexdigest("".join(part.xxh3_128 for part in self.parts).encode())
+        hashes = (part.xxh3_128 for link in self.links for part in link.parts)
+        return xxhash.xxh3_128_hexdigest("".join(hashes).encode())
 
     @property
     def folder(self) -> Path:
@@ -100,15 +139,24 @@ class SavedTable:
     @property
     def description(self) -> str:
         """The text of `table.json`."""
-        document: dict[str, object] = {
-            "format": _FORMATS[self.kind],
+        document = self._document()
+        return json.dumps({**document, "checksum": _checksum(document)}, indent=1)
+
+    @property
+    def checksum(self) -> str:
+        """Of its description, and so of everything in it and before it."""
+        return self._checksum_read or _checksum(self._document())
+
+    def _document(self) -> dict[str, object]:
+        parts = [{name: value for name, value in part._asdict().items() if value is not None} for part in self.parts]
+        return {
+            "format": _FORMATS[self.kind] if self.base is None else _FORMAT_OF_CHANGES,
             "name": self.name,
             "config": self.config.model_dump(mode="json"),
             "seed": self.seed,
-            "parts": [part._asdict() for part in self.parts],
+            **({} if self.base is None else {"base": self.base._asdict()}),
+            "parts": parts,
         }
-        document["checksum"] = _checksum(document)
-        return json.dumps(document, indent=1)
 
 
 @dataclass(frozen=True)
@@ -131,7 +179,7 @@ class Rows:
 
     def take(self, which: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Rows:
         """Some of the rows."""
-        return Rows(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
+        return Rows(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
     @staticmethod
     def concatenate(parts: Sequence[Rows]) -> Rows:
@@ -175,16 +223,19 @@ def check_path(path: Path) -> None:
 # ---- whole tables ---------------------------------------------------------------------------------------------------
 
 
-def record(directory: Path, name: str, config: TableConfig, seed: int, num_shards: int) -> SavedTable:
+def record(
+    directory: Path, name: str, config: TableConfig, seed: int, num_shards: int, *, base: Base | None = None
+) -> SavedTable:
     """Read back the parts in `directory`, of which there must be one per shard, and write its `table.json`.
 
-    Returns when all of it has reached the disk.
+    base: what the parts lead on from, when they hold only what changed. Returns when all of it has reached the disk.
     """
     folder = directory / f"{table_id(name):03d}"
     paths = _parts_by_shard(folder)
     if len(paths) != num_shards:
         raise CheckpointError(f"{folder} holds {len(paths)} parts instead of {num_shards}")
-    saved = SavedTable(directory, name, config, seed, tuple(_measure_all(paths, sync=True)), kind_of(paths))
+    saved = SavedTable(directory, name, config, seed, tuple(_measure_all(paths, sync=True)), kind_of(paths), base)
+    check_parts(saved)
     path = directory / DESCRIPTION
     temporary = path.with_suffix(".tmp")
     with temporary.open("w") as file:
@@ -197,11 +248,58 @@ def record(directory: Path, name: str, config: TableConfig, seed: int, num_shard
     return saved
 
 
+def check_parts(saved: SavedTable) -> None:
+    """Raise CheckpointError unless all parts hold changes, or none does, as the table says."""
+    wrong = [part.name for part in saved.parts if (part.num_keys is None) != (saved.base is None)]
+    if wrong:
+        what = "a whole shard" if saved.base is not None else "only changes"
+        raise CheckpointError(f"table {saved.name!r}: part {wrong[0]} in {saved.directory} holds {what}")
+
+
 def open_table(directory: Path) -> SavedTable:
     """A saved table as its `table.json` describes it. Looks at the parts' names and sizes; `verify` looks into them.
 
-    Raises CheckpointError when the description is missing or broken, or parts are missing, extra or of another size.
+    Raises CheckpointError when the description is missing or broken, or parts are missing, extra or of another size;
+    also when this is so of a table that it leads on from, or that is not what it was.
     """
+    saved = _open_link(directory)
+    links = [saved]
+    while (link := links[0]).base is not None:
+        links.insert(0, _open_base(link))
+    return with_earlier(links)
+
+
+def with_earlier(links: Sequence[SavedTable]) -> SavedTable:
+    """The last of these saved tables, which lead on from one another, with all others before it.
+
+    Raises CheckpointError when one does not lead on from the one before it.
+    """
+    for before, link in itertools.pairwise(links):
+        if link.base is None or before.checksum != link.base.checksum:
+            raise CheckpointError(
+                f"{link.directory} holds only what changed since {before.directory}, which is not what it was then: "
+                "bring that one back, or restore an older checkpoint"
+            )
+        check_fits(before, link.name, link.config, link.seed)
+    if links[0].kind != "rows" and len(links) > 1:
+        raise CheckpointError(f"{links[0].directory} holds text: nothing of our own tables can lead on from it")
+    return replace(links[-1], earlier=tuple(links[:-1]))
+
+
+def _open_base(link: SavedTable) -> SavedTable:
+    """Also from a checkpoint that was put aside, one folder deeper, when its base was not."""
+    assert link.base is not None
+    places = [link.directory / link.base.path, link.directory / ".." / link.base.path]
+    there = next((place for place in places if (place / DESCRIPTION).exists()), None)
+    if there is None:
+        raise CheckpointError(
+            f"{link.directory} holds only what changed since {Path(os.path.normpath(places[0]))}, which is missing: "
+            "bring that one back, or restore an older checkpoint"
+        )
+    return _open_link(Path(os.path.normpath(there)))
+
+
+def _open_link(directory: Path) -> SavedTable:
     path = directory / DESCRIPTION
     try:
         text = read_regular(path).decode()
@@ -237,31 +335,42 @@ def parse_description(text: str, directory: Path) -> SavedTable:
     path = directory / DESCRIPTION
     try:
         document = json.loads(text)
-        kinds = {number: kind for kind, number in _FORMATS.items()}
+        kinds: dict[int, Kind] = {number: kind for kind, number in _FORMATS.items()}
+        kinds[_FORMAT_OF_CHANGES] = "rows"
         if document["format"] not in kinds:
-            known = " and ".join(map(str, kinds))
+            known = ", ".join(map(str, kinds))
             raise CheckpointError(f"{path} has format {document['format']}; this version reads formats {known}")
         if document.pop("checksum") != _checksum(document):
             raise CheckpointError(f"{path} has changed since it was written: its checksum does not fit")
-        return SavedTable(
+        saved = SavedTable(
             directory,
             check_table_name(document["name"]),
             TableConfig.model_validate(document["config"]),
             int(document["seed"]),
             tuple(_parse_part(part) for part in document["parts"]),
             kinds[document["format"]],
+            _parse_base(document["base"]) if document["format"] == _FORMAT_OF_CHANGES else None,
+            _checksum_read=_checksum(document),
         )
     except CheckpointError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ValidationError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+    check_parts(saved)
+    return saved
+
+
+def _parse_base(raw: dict[str, Any]) -> Base:
+    if not all(isinstance(each, str) and "\0" not in each for each in raw.values()):
+        raise CheckpointError(f"it leads on from {raw!r}, which is not what paddlewheel writes")
+    return Base(**raw)
 
 
 def _parse_part(raw: dict[str, Any]) -> Part:
     """Its name becomes part of paths on every host that fetches the table: it must be one that servers give."""
     part = Part(**raw)
     shard_of(part.name)
-    numbers: tuple[object, ...] = (part.num_bytes, part.num_rows)
+    numbers: tuple[object, ...] = (part.num_bytes, part.num_rows, part.num_keys or 0)
     if not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise CheckpointError(f"{part.name} has {part.num_bytes!r} bytes and {part.num_rows!r} rows")
     return part
@@ -278,18 +387,21 @@ def read_regular(path: Path) -> bytes:
 
 def verify(saved: SavedTable) -> None:
     """Read every byte: CheckpointError names the first part whose content is not what was written."""
-    for part, now in zip(saved.parts, _measure_all(saved.paths()), strict=True):
-        if now != part:
-            raise CheckpointError(
-                f"{saved.folder / part.name} has changed since it was written: {now.num_rows} rows instead of "
-                f"{part.num_rows}, hash {now.xxh3_128} instead of {part.xxh3_128}"
-            )
+    for link in saved.links:
+        for part, now in zip(link.parts, _measure_all(link.paths()), strict=True):
+            if now != part:
+                raise CheckpointError(
+                    f"{link.folder / part.name} has changed since it was written: {now.num_rows} rows instead of "
+                    f"{part.num_rows}, hash {now.xxh3_128} instead of {part.xxh3_128}"
+                )
 
 
 def count_embeddings(saved: SavedTable) -> int:
     """How many rows have an embedding; counts the columns without reading them."""
     if saved.config.admission_threshold is None:
-        return saved.num_rows
+        return saved.num_keys
+    if saved.base is not None:
+        return sum(row_parts.count_embeddings_of(raw_N, saved.config) for raw_N in _raw_rows(saved))
     if saved.kind == "rows":
         with ThreadPoolExecutor(_NUM_THREADS) as pool:
             return sum(pool.map(partial(row_parts.count_embeddings, config=saved.config), saved.paths()))
@@ -316,10 +428,10 @@ def check_fits(saved: SavedTable, name: str, config: TableConfig, seed: int) -> 
         ("initial_range", saved.config.initial_range, config.initial_range),
         ("seed", saved.seed, seed),
     ]
-    for field, was, wanted in must_agree:
+    for what, was, wanted in must_agree:
         if was != wanted:
             raise CheckpointError(
-                f"table {name!r}: {field} is {wanted}, but {saved.directory} was saved with {was}: use {was}, "
+                f"table {name!r}: {what} is {wanted}, but {saved.directory} was saved with {was}: use {was}, "
                 "or start afresh"
             )
 
@@ -384,11 +496,12 @@ def _measure_all(paths: list[Path], *, sync: bool = False) -> Iterator[Part]:
 def _measure(path: Path, *, sync: bool) -> Part:
     import xxhash
 
-    rows, size, digest, last = 0, 0, xxhash.xxh3_128(), b"\n"
+    rows, size, digest, last, keys = 0, 0, xxhash.xxh3_128(), b"\n", None
     try:
         is_text = not row_parts.is_row_part(path)
         if not is_text:
-            rows = row_parts.read_header(path).num_rows
+            header = row_parts.read_header(path)
+            rows, keys = header.num_rows, header.num_keys if header.only_changes else None
         with path.open("rb") as file:
             while block := file.read(_BLOCK_BYTES):
                 if is_text:
@@ -402,7 +515,7 @@ def _measure(path: Path, *, sync: bool) -> Part:
         raise cannot_read(path, error) from error
     if is_text and last != b"\n":
         raise CheckpointError(f"{path} ends within a line: it was not written completely")
-    return Part(path.name, size, rows, digest.hexdigest())
+    return Part(path.name, size, rows, digest.hexdigest(), keys)
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
@@ -410,14 +523,66 @@ def _measure(path: Path, *, sync: bool) -> Part:
 
 def read_rows(saved: SavedTable, *, shards: Iterable[int] | None = None) -> Iterator[Rows]:
     """All rows (or those of some shards), some MiB at a time. CheckpointError on anything malformed."""
+    if saved.kind == "rows":
+        for raw_N in _raw_rows(saved, shards):
+            yield Rows(**row_parts.columns(raw_N, saved.config))
+        return
     paths = saved.paths()
     for shard in range(len(paths)) if shards is None else shards:
-        if saved.kind == "rows":
-            for raw_N in row_parts.read(paths[shard], saved.config):
-                yield Rows(**row_parts.columns(raw_N, saved.config))
-            continue
         for block in _blocks(paths[shard]):
             yield _parse(block, saved.config, paths[shard])
+
+
+def _raw_rows(
+    saved: SavedTable, shards: Iterable[int] | None = None, *, paths: Sequence[Path] | None = None
+) -> Iterator[npt.NDArray[np.void]]:
+    """Rows of our own table, in the order of shards, some MiB at a time. Through a chain, each key's newest row.
+
+    Holds no more in memory than a batch and, of a chain, the keys of its changes that share a part. paths: where the
+    parts of a whole table lie; None: where it says.
+    """
+    if saved.base is not None:
+        yield from _through_chain(saved, shards)
+        return
+    paths = saved.paths() if paths is None else paths
+    for shard in range(len(paths)) if shards is None else shards:
+        yield from row_parts.read(paths[shard], saved.config)
+
+
+def _through_chain(saved: SavedTable, shards: Iterable[int] | None) -> Iterator[npt.NDArray[np.void]]:
+    """The newest link first: a key's row counts unless a later link has the key, as a row or as one that is gone.
+
+    Links may have different numbers of shards. Keys of one residue by their greatest common divisor share parts: they
+    are taken together.
+    """
+    assert saved.earlier, f"{saved.directory} was not opened together with what it leads on from"
+    num_shards = len(saved.parts)
+    common = math.gcd(*(len(link.parts) for link in saved.links))
+    groups = ((at, None) for at in range(common)) if shards is None else ((s % common, s) for s in shards)
+    for residue, shard in groups:
+        later_keys_L = np.empty(0, np.uint64)  # sorted
+        num_days = 0
+        for link in reversed(saved.links):
+            keys, days_of_link = [later_keys_L], 0
+            for path in link.paths()[residue::common]:
+                for raw_N in row_parts.read(path, link.config):
+                    mine_N = raw_N if shard is None else raw_N[raw_N["key"] % np.uint64(num_shards) == shard]
+                    if link.base is not None:
+                        keys.append(mine_N["key"].copy())
+                    newest_N = mine_N[~_is_among(mine_N["key"], later_keys_L)]
+                    yield row_parts.add_unseen_days(newest_N, num_days) if num_days else newest_N
+                if link.base is not None:
+                    keys.append(row_parts.read_removed(path))
+                    days_of_link = row_parts.read_header(path).num_days
+            later_keys_L = np.unique(np.concatenate(keys))
+            num_days += days_of_link
+
+
+def _is_among(keys_N: npt.NDArray[np.uint64], sorted_L: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    if not len(sorted_L):
+        return np.zeros(len(keys_N), np.bool_)
+    at_N = np.minimum(np.searchsorted(sorted_L, keys_N), len(sorted_L) - 1)
+    return np.asarray(sorted_L[at_N] == keys_N)
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -518,8 +683,8 @@ def reshard(saved: SavedTable, directory: Path, num_shards: int, *, name: str | 
     with new_directory(directory):
         spread(saved, directory / f"{table_id(name):03d}", num_shards)
         copy = record(directory, name, saved.config, saved.seed, num_shards)
-        if copy.num_rows != saved.num_rows:
-            raise SaveError(f"{directory} got {copy.num_rows} rows of {saved.num_rows}: is the disk full?")
+        if copy.num_rows != saved.num_keys:
+            raise SaveError(f"{directory} got {copy.num_rows} rows of {saved.num_keys}: is the disk full?")
     return copy
 
 
@@ -530,7 +695,7 @@ def staged(saved: SavedTable, num_shards: int, kind: Kind) -> Iterator[Path]:
     Paddle's table wants as many parts as it has shards; ours takes any number.
     """
     check_path(saved.directory)
-    if saved.kind == kind and (kind == "rows" or len(saved.parts) == num_shards):
+    if saved.base is None and saved.kind == kind and (kind == "rows" or len(saved.parts) == num_shards):
         yield saved.directory
         return
     with tempfile.TemporaryDirectory(prefix=f".{saved.directory.name}-", dir=saved.directory.parent) as temporary:
@@ -576,11 +741,11 @@ def spread(
         _spread_text(paths, folder, num_shards, only)
     elif kind == "rows":
         writer = row_parts.Writer(folder, saved.config, num_shards, only=only)
-        for path in paths:
-            if saved.kind == "rows":
-                for raw_N in row_parts.read(path, saved.config):
-                    writer.add(raw_N)
-            else:
+        if saved.kind == "rows":
+            for raw_N in _raw_rows(saved, paths=paths):
+                writer.add(raw_N)
+        else:
+            for path in paths:
                 for block in _blocks(path):
                     writer.add(row_parts.rows_of(vars(_parse(block, saved.config, path)), saved.config))
         writer.finish()
@@ -588,9 +753,8 @@ def spread(
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
             lines = folder.parent / temporary / "lines"
             with lines.open("wb") as file:
-                for path in paths:
-                    for raw_N in row_parts.read(path, saved.config):
-                        write_lines(Rows(**row_parts.columns(raw_N, saved.config)), file)
+                for raw_N in _raw_rows(saved, paths=paths):
+                    write_lines(Rows(**row_parts.columns(raw_N, saved.config)), file)
             _spread_text([lines], folder, num_shards, only)
 
 

@@ -3,7 +3,9 @@
 It reads one JSON line from standard input:
 
     {"tables": {name: TableConfig}, "endpoints": ["ip:port", ...], "rank": 0, "num_trainers": 1, "seed": 0,
-     "gflags": ["-name=value", ...], "exit_on_stdin_eof": false}
+     "gflags": ["-name=value", ...], "exit_on_stdin_eof": false, "logs_removed": false}
+
+logs_removed: our own tables remember deleted keys, for saves of changes.
 
 and writes JSON lines to file descriptor 3 if that is open, else to standard output: {"event": "starting"}, then
 {"event": "serving", "pid", "endpoint"} just before Paddle takes over, {"event": "signal", "signal": "SIGTERM"} as soon
@@ -69,6 +71,7 @@ def main() -> int:
         num_trainers = int(spec.get("num_trainers", 1))
         seed = int(spec.get("seed", 0))
         gflags = [str(flag) for flag in spec.get("gflags", ())]
+        logs_removed = bool(spec.get("logs_removed", False))
         exit_on_eof = bool(spec.get("exit_on_stdin_eof", False))
     except (ValueError, KeyError, IndexError, TypeError, ValidationError) as error:
         return fail("job", error, EX_USAGE)
@@ -78,7 +81,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, _exit_before_serving)
     try:
         check()
-        chosen = engine.choose(tables, num_servers=len(endpoints), rank=rank, seed=seed)
+        chosen = engine.choose(tables, num_servers=len(endpoints), rank=rank, seed=seed, logs_removed=logs_removed)
         if chosen.warning:
             emit("log", level="warning", message=chosen.warning)
         description = describe(tables, len(endpoints), num_trainers=num_trainers, gflags=gflags, ours=chosen.ours)

@@ -68,7 +68,9 @@ def size(job: JobConfig, keys: Mapping[str, int] | None = None) -> Sizing:
         trainer_memory_bytes=_rounded(trainer),
         shared_memory_bytes=256 << 20,
         checkpoint_bytes=math.ceil(checkpoint),
-        storage_bytes=_rounded(checkpoint * (job.checkpoint.keep + 2) + (5 << 30), 1 << 30),
+        storage_bytes=_rounded(
+            checkpoint * (job.checkpoint.keep + 2 + ((job.checkpoint.full_every or 1) - 1)) + (5 << 30), 1 << 30
+        ),
         save_seconds=sum(numbers.values()) / servers / _SAVED_KEYS_PER_SECOND,
     )
 

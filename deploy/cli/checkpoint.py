@@ -1,6 +1,7 @@
 """``paddlewheel checkpoint``: what was saved, whether it is whole, and how it differs; or a new one now."""
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,7 +131,40 @@ def reshard(
     from paddlewheel.deploy.reports import checkpoint_diff
     from paddlewheel.trainer.checkpoint.folder_store import open_address
 
-    row = _facts(*open_address(str(checkpoint_diff.reshard(source, target, shards))))
+    row = _facts(*open_address(str(checkpoint_diff.rewrite(source, target.absolute(), shards))))
+    answer(row, json=json, text=lambda: _line(row))
+
+
+@app.command
+def compact(
+    source: Folder,
+    target: Annotated[
+        Path | None,
+        Parameter(help="The full checkpoint's folder: step-<n> of the same step, not there yet. Default: in place."),
+    ] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Make a full checkpoint of one that holds only what changed since another (`checkpoint.full_every`).
+
+    In place, the folder must not be in use by a job, and no other checkpoint may lead on from this one. `prune` can
+    then remove those that it led on from. For one in an object store, `fetch` makes a full copy in a folder.
+    """
+    from paddlewheel.deploy.reports import checkpoint_diff
+    from paddlewheel.trainer.checkpoint.folder_store import open_address
+    from paddlewheel.trainer.checkpoint.manifest import CheckpointError
+    from paddlewheel.trainer.checkpoint.store import is_remote
+
+    if is_remote(str(source)) or ":/" in str(source):
+        raise CheckpointError(
+            f"{source} is in an object store, where compact cannot write: `paddlewheel checkpoint fetch` makes a full"
+            " copy of it in a folder"
+        )
+    kept, address = open_address(str(source))
+    path = Path(address)
+    with kept.beside_owner() if target is None else contextlib.nullcontext():
+        written = checkpoint_diff.rewrite(path, path if target is None else target.absolute())
+    row = _facts(*open_address(str(written)))
     answer(row, json=json, text=lambda: _line(row))
 
 
@@ -139,9 +173,13 @@ def fetch(
     address: Address,
     target: Annotated[Path, Parameter(help="The copy's folder: step-<n> of the same step, not there yet.")],
 ) -> None:
-    """Copy a checkpoint out of an object store into a folder, verified: what needs a folder can use it then."""
+    """Copy a checkpoint out of an object store into a folder, verified: what needs a folder can use it then.
+
+    The copy is full, also of one that holds only what changed since another.
+    """
+    from paddlewheel.deploy.reports import checkpoint_diff
     from paddlewheel.trainer.checkpoint.folder_store import open_address
-    from paddlewheel.trainer.checkpoint.manifest import CheckpointError
+    from paddlewheel.trainer.checkpoint.manifest import CheckpointError, read_manifest
 
     name = address.rstrip("/").rpartition("/")[2]
     if target.exists() or target.name != name:
@@ -149,7 +187,10 @@ def fetch(
     kept, full = open_address(address)
     with kept.local_copy(full) as copy:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(copy, target)
+        if read_manifest(copy).get("base") is not None:
+            checkpoint_diff.rewrite(copy, target.absolute())
+        else:
+            shutil.copytree(copy, target)
     answer({"path": str(target)}, json=False, text=lambda: str(target))
 
 
@@ -175,6 +216,7 @@ def _facts(kept: "Checkpoints", address: str) -> dict[str, Any]:
     return {
         "path": address,
         "step": manifest["step"],
+        "base": (manifest.get("base") or {}).get("checkpoint"),
         "job": manifest.get("job"),
         "epoch": cursor.get("position", {}).get("epoch"),
         "rows": cursor.get("rows"),
@@ -189,7 +231,9 @@ def _line(row: dict[str, Any]) -> str:
         return f"{row['path']}  DAMAGED: {row['damage']}"
     parts: Iterator[str] = (f"{name}: {number:,} keys" for name, number in row["keys"].items())
     rows = f"{row['rows']:,} rows" if row["rows"] is not None else ""
-    return "  ".join(filter(None, [row["path"], f"{row['bytes'] / (1 << 20):,.1f} MiB", rows, ", ".join(parts)]))
+    base = f"changes since {row['base']}" if row["base"] else ""
+    size = f"{row['bytes'] / (1 << 20):,.1f} MiB"
+    return "  ".join(filter(None, [row["path"], size, rows, ", ".join(parts), base]))
 
 
 async def _ask(address: str, timeout_seconds: float) -> dict[str, Any]:

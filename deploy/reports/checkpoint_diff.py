@@ -90,27 +90,38 @@ def compare(first: Path, second: Path) -> Comparison:
     )
 
 
-def reshard(source: Path, target: Path, num_shards: int) -> Path:
-    """Copies a checkpoint with every table in `num_shards` shards; returns its folder, committed.
+def rewrite(source: Path, target: Path, num_shards: int | None = None) -> Path:
+    """Copies a checkpoint as a full one with every table in `num_shards` shards (None: as many as it has).
+
+    Returns its folder, committed. The target may be the source: then it takes its place. Memory: some MiB, and the keys
+    that have changed since the full checkpoint in one shard.
 
     Raises:
-        CheckpointError: the source is damaged, the target is there already or has a name of another step.
+        CheckpointError: the source is damaged, the target is another one that is there already, or has a name of
+            another step; or another checkpoint leads on from the source, whose place the target was to take.
     """
     saved = manifest.read(source)
     step = saved.manifest["step"]
-    if target.exists() or target.name != f"step-{step}":
+    if target == source and (dependent := manifest.leading_on_from(source)):
+        raise manifest.CheckpointError(
+            f"{source} has to stay as it is, because {dependent[0].name} leads on from it: compact that one first, or"
+            " name another folder to write to"
+        )
+    if (target.exists() and target != source) or target.name != f"step-{step}":
         raise manifest.CheckpointError(
             f"{target} cannot be the copy: it must not exist, and be named step-{step}, for example"
             f" {target.parent / 'resharded' / f'step-{step}'}"
         )
-    if num_shards < 1:
+    if num_shards is not None and num_shards < 1:
         raise manifest.CheckpointError(f"--shards {num_shards}: a table has at least one shard")
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = manifest.Draft(target.parent, f".step-{step}.draft", step)
     try:
         for name in saved.manifest["tables"]:
-            tables.reshard(tables.open_table(saved.sparse / name), draft.sparse / name, num_shards)
-        facts = {k: v for k, v in saved.manifest.items() if k not in {"format", "step", "files"} and "xxh3" not in k}
+            table = tables.open_table(saved.sparse / name)
+            tables.reshard(table, draft.sparse / name, num_shards or len(table.parts))
+        own = {"format", "step", "files", "base", "data"}
+        facts = {k: v for k, v in saved.manifest.items() if k not in own and "xxh3" not in k}
         draft.finish(dense=saved.dense(), cursor=saved.cursor, facts=facts)
         return manifest.commit(draft.path, step, keep=1 << 30)
     finally:
@@ -133,7 +144,7 @@ def _table(first: Path, second: Path) -> TableDifference:
     """Shard by shard where both have as many; else all at once."""
     both = [tables.open_table(path) if path.is_dir() else None for path in (first, second)]
     before, after = both
-    counts = tuple(saved.num_rows if saved else 0 for saved in both)
+    counts = tuple(saved.num_keys if saved else 0 for saved in both)
     num_keys = (counts[0], counts[1])
     if before is None or after is None or before.config.width != after.config.width:
         return TableDifference(num_keys, num_keys[1], num_keys[0], 0, 0.0)
@@ -142,7 +153,8 @@ def _table(first: Path, second: Path) -> TableDifference:
     pairs: list[tuple[tuple[int, ...], tuple[int, ...]]]
     if len(before.parts) == len(after.parts):
         pairs = [((a,), (a,)) for a in range(len(before.parts))]
-        same = [p.xxh3_128 == q.xxh3_128 for p, q in zip(before.parts, after.parts, strict=True)]
+        chained = before.base is not None or after.base is not None  # then parts of one name may mean other rows
+        same = [not chained and p.xxh3_128 == q.xxh3_128 for p, q in zip(before.parts, after.parts, strict=True)]
     else:
         pairs = [(tuple(range(len(before.parts))), tuple(range(len(after.parts))))]
         same = [False]

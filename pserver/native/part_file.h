@@ -20,7 +20,7 @@ struct PartHeader {
   uint32_t version = 1, row_bytes = 0, width = 0, first_state = 0, embedding_state = 0, flags = 0;
   uint32_t shard = 0, shards = 0;
   uint64_t rows = 0, removed = 0;
-  uint64_t days = 0;  // that passed since the state which a part of changes leads on from
+  uint32_t days = 0, keys = 0;  // of a part of changes: days since the state that it leads on from; keys that there are now
   uint64_t body_hash = 0, header_hash = 0;  // xxh64 of what follows the header, and of the header before this
 };
 static_assert(sizeof(PartHeader) == 80);

@@ -594,7 +594,9 @@ void Table::save_shard(uint32_t i, const std::string& folder, const Mark* since)
     for (uint32_t r = 0; r < count; ++r) {
       char* p = buffer.data() + r * row_bytes;
       const uint32_t meta = peek<uint32_t>(p + Layout::kMeta);
-      if (!(meta & Meta::kUsed) || (changes && Meta::marks_ago(meta, uint32_t(mark)) >= span)) continue;
+      if (!(meta & Meta::kUsed)) continue;
+      header.keys += changes;
+      if (changes && Meta::marks_ago(meta, uint32_t(mark)) >= span) continue;
       poke(p + Layout::kMeta, (meta & ~(Meta::kMarkMask | Meta::kDayMask)) | Meta::unseen_days(meta, today));
       if (to != p) std::memcpy(to, p, row_bytes);
       to += row_bytes;
@@ -635,7 +637,7 @@ void Table::load(const std::string& folder, const std::string& id) {
   {  // rows that did not change meanwhile have been unseen for longer, too
     PartHeader header;
     File(paths[0], O_RDONLY).read(&header, sizeof header);
-    if (header.magic == PartHeader::kMagic && header.header_hash == header_hash(header)) today_ += uint32_t(header.days);
+    if (header.magic == PartHeader::kMagic && header.header_hash == header_hash(header)) today_ += header.days;
   }
   std::atomic<size_t> next{0};
   std::exception_ptr error;

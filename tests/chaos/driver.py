@@ -34,7 +34,7 @@ _PATIENCE_SECONDS = 240.0  # for anything that a loaded machine may be slow at
 ROLES = {pb.ROLE_PSERVER: "pserver", pb.ROLE_TRAINER: "trainer"}
 
 
-def job_file(folder: Path, data: Path, **sections: Any) -> Path:
+def job_file(folder: Path, data: Path, /, **sections: Any) -> Path:
     """A job of about 90 steps on 2 servers and 2 trainers, with limits of seconds."""
     job: dict[str, Any] = {
         "name": "chaos",

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -270,33 +271,74 @@ def test_a_flipped_byte_is_found_and_the_checkpoint_before_it_is_used(
     note("flipped_byte", 39, second, check_run(second, outcome, undisturbed_auc), outcome)
 
 
-def test_a_recovered_run_equals_an_undisturbed_one(start_job: StartJob, tmp_path: Path) -> None:
-    """With one trainer, static slices and synchronous pulls, to the last bit of the dense part and of the tables."""
+EXACT = {
+    "cluster": {"servers": 2, "trainers": 1},
+    "data": {"slice_assignment": "static"},
+    "train": {"max_staleness_steps": 0, "epochs": 1},
+}
+"""A job whose result does not depend on races."""
+
+
+def saved_model(job: ChaosJob) -> dict[str, Any]:
+    """Every array of the newest checkpoint, rows in the order of keys."""
     import numpy as np
 
     from paddlewheel.pserver.saved_tables import Rows, open_table, read_rows
 
-    exact = {
-        "cluster": {"servers": 2, "trainers": 1},
-        "data": {"slice_assignment": "static"},
-        "train": {"max_staleness_steps": 0, "epochs": 1},
-    }
-    dense, tables = [], []
+    newest = manifest.latest(job.run_dir / "checkpoints")
+    assert newest is not None
+    rows = Rows.concatenate(list(read_rows(open_table(newest / "sparse" / "default"))))
+    return {**manifest.read(newest).dense(), **vars(rows.take(np.argsort(rows.keys_N)))}
+
+
+def test_a_recovered_run_equals_an_undisturbed_one(start_job: StartJob, tmp_path: Path) -> None:
+    """With one trainer, static slices and synchronous pulls, to the last bit of the dense part and of the tables."""
+    import numpy as np
+
+    models = []
     for name, seed in (("undisturbed", 41), ("recovered", 42)):
-        job = start_job(seed, run_dir=str(tmp_path / name), **exact)
+        job = start_job(seed, run_dir=str(tmp_path / name), **EXACT)
         if name == "recovered":
             job.wait_for_commits(1)
             job.hit(job.pid_of("pserver", 1, "worker"))
         outcome = job.finish()
         report = check_run(job, outcome, None)
-        newest = manifest.latest(job.run_dir / "checkpoints")
-        assert newest is not None
-        dense.append(manifest.read(newest).dense())
-        rows = Rows.concatenate(list(read_rows(open_table(newest / "sparse" / "default"))))
-        tables.append(vars(rows.take(np.argsort(rows.keys_N))))
+        models.append(saved_model(job))
     note("exact_recovery", 42, job, report, outcome)
     assert outcome["num_restarts"] == 1
-    for name, before in dense[0].items():
-        np.testing.assert_array_equal(dense[1][name], before, err_msg=name)
-    for name, before in tables[0].items():
-        np.testing.assert_array_equal(tables[1][name], before, err_msg=name)
+    for name, before in models[0].items():
+        np.testing.assert_array_equal(models[1][name], before, err_msg=name)
+
+
+@pytest.mark.needs("our own tables")
+@pytest.mark.parametrize("victim", ["pserver", "trainer"])
+def test_what_dies_in_a_save_of_changes_loses_no_row(start_job: StartJob, tmp_path: Path, victim: str) -> None:
+    """The checkpoints after it lead on from what was committed before it: bits as of a run that saves whole tables."""
+    import numpy as np
+
+    models = []
+    for name, sections in (
+        ("undisturbed", {}),
+        ("killed", {"checkpoint": {"every_steps": 3, "full_every": 4, "keep": 2}}),
+    ):
+        job = start_job(43, run_dir=str(tmp_path / name), **EXACT, **sections)
+        if name == "killed":
+            for number in (2, 6):
+                job.wait_for(
+                    lambda s, n=number: (
+                        s.checkpoint.state in {"saving", "committing"} and s.checkpoint.num_committed >= n
+                    ),
+                    "a save of changes",
+                )
+                job.hit(job.pid_of(victim, 0, "worker"))
+                job.wait_for(lambda s, n=number: s.num_restarts >= (1 if n == 2 else 2), "a restart")
+        outcome = job.finish()
+        check_run(job, outcome, None)
+        models.append(saved_model(job))
+    assert outcome["num_restarts"] == 2
+    kept = manifest.committed(job.run_dir / "checkpoints")
+    assert any(manifest.read_manifest(path).get("base") for path in kept)
+    for path in kept:
+        manifest.read(path)
+    for name, before in models[0].items():
+        np.testing.assert_array_equal(models[1][name], before, err_msg=name)

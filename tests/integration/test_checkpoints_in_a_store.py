@@ -15,6 +15,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
+from paddlewheel.pserver import delta_chain
+from paddlewheel.pserver.export import export_table, read_groups
 from paddlewheel.pserver.saved_tables import open_table, read_rows
 from tests.support.command import Job
 from tests.support.object_stores import new_bucket, s3_server
@@ -122,6 +124,53 @@ def test_a_job_goes_on_elsewhere_from_a_store(endpoint: str, tmp_path: Path, mon
     assert outcome["failed_role"].startswith("pserver")
     assert "is damaged" in outcome["cause"]
     assert command("checkpoint", "ls", f"{second}.damaged")[0] == 0, "the next start goes on from the one before"
+
+
+@pytest.mark.slow
+@pytest.mark.needs("our own tables")
+def test_chains_and_published_days_in_a_store(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Days are published from checkpoints of changes in a store; a second run goes on with other servers."""
+    bucket = new_bucket(endpoint, monkeypatch)
+    job = job_of(tmp_path, bucket, full_every=3, keep=9, every_steps=3)
+    days = [f"2026-01-0{number}" for number in (1, 2, 3)]
+    for number, day in enumerate(days):
+        rng = np.random.default_rng(number)
+        (tmp_path / "days" / f"day={day}").mkdir(parents=True)
+        table = {"click": rng.integers(0, 2, 1500), "a": rng.integers(0, 50, 1500) + 9 * number}
+        table["b"] = rng.integers(0, 9, 1500)
+        pq.write_table(pa.table(table), tmp_path / "days" / f"day={day}" / "a.parquet")
+    job.data |= {"train": str(tmp_path / "days"), "partitions": "hive"}
+    job.settings["tables"]["default"]["lifecycle"] = {"delete_after_unseen_days": 1}
+    job.settings["train"] = {"days": {"publish": {"base_every_days": 2}}}
+    location = f"s3://{bucket}/jobs/a"
+    for servers, until in ((2, days[1]), (3, days[2])):
+        job.settings["cluster"] = {"servers": servers, "trainers": 1}
+        code, outcome = job.run("train", "--days", f"{days[0]}..{until}")
+        assert code == 0, outcome
+    code, said = command("checkpoint", "ls", location, "--json")
+    assert code == 0, said
+    rows = json.loads(said)
+    bases = [row["base"] for row in rows]
+    assert None in bases[1:], "not all lead on from the first one"
+    assert len(set(bases)) > 3, "some lead on"
+    code, said = command("checkpoint", "verify", location)
+    assert (code, said.count("whole")) == (0, len(rows)), said
+
+    directory = tmp_path / "run" / "published" / "default"
+    known = delta_chain.links(directory)
+    assert [(link.kind, link.day) for link in known] == [("base", days[0]), ("delta", days[1]), ("base", days[2])]
+    assert not list(directory.glob(".whole-*"))
+    ends = [row for row in rows if row["rows"] in {1500, 3000, 4500}]
+    for row, day in zip(ends, days, strict=True):
+        copy = tmp_path / day / row["path"].rpartition("/")[2]
+        assert command("checkpoint", "fetch", row["path"], str(copy))[0] == 0
+        export_table(open_table(copy / "sparse" / "default"), tmp_path / f"full-{day}")
+        delta_chain.follow(directory, tmp_path / f"followed-{day}", day=day)
+        full, followed = (
+            pa.concat_tables(list(read_groups(tmp_path / f"{kind}-{day}"))).sort_by("key")
+            for kind in ("full", "followed")
+        )
+        assert full.equals(followed), day
 
 
 @pytest.mark.parametrize(

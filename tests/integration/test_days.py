@@ -343,13 +343,6 @@ def test_boundaries_by_rows(tmp_path: Path) -> None:
             ["--days", "2026-01-01", "--set", "tables.default.lifecycle.every_rows=1000"],
             "is for data without days",
         ),
-        (
-            [
-                *("--days", "2026-01-01", "--set", "train.days.publish={}"),
-                *("--set", "checkpoint.directory=s3://bucket/prefix"),
-            ],
-            "is made of checkpoints in a folder",
-        ),
         (["--set", "tables.default.lifecycle.every_rows=100"], "less than the 250 rows of a step"),
         ([], "decays or deletes keys at day boundaries, but this job has none"),
         (["--set", "train.days.column=day"], "say which days to train, such as --days 2026-01-01..2026-01-07"),

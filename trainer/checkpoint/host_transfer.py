@@ -26,8 +26,8 @@ from paddlewheel.pserver import host_parts
 from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.config import Tables, table_id
 from paddlewheel.pserver.errors import SaveError
-from paddlewheel.pserver.saved_tables import Part, SavedTable, parse_description
-from paddlewheel.trainer.checkpoint.manifest import CURSOR, DENSE, CheckpointError
+from paddlewheel.pserver.saved_tables import Part, SavedTable, parse_description, with_earlier
+from paddlewheel.trainer.checkpoint.manifest import CURSOR, DENSE, Base, CheckpointError
 from paddlewheel.trainer.checkpoint.object_store import Facts, ObjectStore, RemoteCheckpoint
 
 _LOADED = "loaded"
@@ -83,16 +83,19 @@ class Host:
     def _fetch(self, address: str) -> None:
         store = ObjectStore(address.rpartition("/")[0], self._owner, self._cancelled)
         fetched, loaded = self._folder / "fetched", self._folder / _LOADED
-        saved = tables_of(store.read(address))
+        remote = store.read(address)
+        saved = tables_of(remote)
         for name, config in self._tables.items():
             if name not in saved:
                 raise CheckpointError(f"{address} has no table {name!r}")
-            table, number = saved[name], f"{table_id(name):03d}"
-            parts = host_parts.needed(table, self._rank, self._num_servers, config)
-            self._check_room(sum(part.num_bytes for part in parts))
-            store.fetch(address, fetched, [f"sparse/{name}/{number}/{part.name}" for part in parts])
-            host_parts.lay_out(table, fetched / "sparse" / name / number, loaded, self._rank, self._num_servers, config)
-        shutil.rmtree(fetched, ignore_errors=True)
+            folder = f"sparse/{name}/{table_id(name):03d}"
+            for at, (link, place) in enumerate(zip(saved[name].links, remote.chain, strict=True)):
+                parts = host_parts.needed(link, self._rank, self._num_servers, config)
+                self._check_room(sum(part.num_bytes for part in parts))
+                store.fetch(place, fetched, [f"{folder}/{part.name}" for part in parts])
+                to = host_parts.folder_of_link(loaded, at)
+                host_parts.lay_out(link, fetched / folder, to, self._rank, self._num_servers, config)
+                shutil.rmtree(fetched, ignore_errors=True)
 
     def obey(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Carries out an order of trainer 0; an answer with `error` when it could not.
@@ -154,9 +157,16 @@ class RemoteDraft:
         self._files: dict[str, Facts] = {}
 
     def save(
-        self, client: Client, *, advance_day: Collection[str] = (), mark: str | None = None
+        self,
+        client: Client,
+        *,
+        advance_day: Collection[str] = (),
+        mark: str | None = None,
+        base: Base | None = None,
     ) -> dict[str, SavedTable]:
         """Have the servers save and their hosts upload; advance_day: see `Client.save`. mark: save the state there.
+
+        base: at a mark, save only what changed since that checkpoint.
 
         Raises:
             CheckpointError, ServerError, StoreError: it is not complete, and never will be.
@@ -168,7 +178,11 @@ class RemoteDraft:
             return [{n: [Part(*p) for p in parts] for n, parts in answer["tables"].items()} for answer in answers]
 
         saved = client.save_per_host(
-            [Path(folder, self._name) for folder in self._plan.folders], collect, advance_day=advance_day, mark=mark
+            [Path(folder, self._name) for folder in self._plan.folders],
+            collect,
+            advance_day=advance_day,
+            mark=mark,
+            since=None if base is None else base.since(),
         )
         for name, table in saved.items():
             folder = f"sparse/{name}/{table_id(name):03d}"
@@ -198,19 +212,28 @@ class RemoteDraft:
         return answers
 
 
-def load_remote(client: Client, saved: RemoteCheckpoint, plan: StagingPlan, ask: AskHosts) -> None:
-    """Have the servers load what their hosts have fetched.
+def load_remote(client: Client, saved: RemoteCheckpoint, plan: StagingPlan, ask: AskHosts) -> str | None:
+    """Have the servers load what their hosts have fetched; returns as `Client.load`.
 
     Raises:
         CheckpointError: the tables do not fit.
     """
-    client.load_per_host([Path(folder, _LOADED) for folder in plan.folders], tables_of(saved))
+    mark = client.load_per_host([Path(folder, _LOADED) for folder in plan.folders], tables_of(saved))
     ask({"order": "forget"})
+    return mark
 
 
 def tables_of(saved: RemoteCheckpoint) -> dict[str, SavedTable]:
-    """The checkpoint's tables by name."""
-    return {name: parse_description(text, Path("sparse", name)) for name, text in saved.tables.items()}
+    """The checkpoint's tables by name, with those that they lead on from. Raises CheckpointError for a broken chain."""
+    return {
+        name: with_earlier(
+            [
+                *(parse_description(texts[name], Path("earlier", name)) for texts in saved.earlier),
+                parse_description(text, Path("sparse", name)),
+            ]
+        )
+        for name, text in saved.tables.items()
+    }
 
 
 def _facts(part: Part) -> Facts:

@@ -8,6 +8,10 @@
     <directory>/LATEST          name of the newest committed folder
     <directory>/BEST            name of the one whose evaluation was best, when the job keeps it
 
+A checkpoint whose manifest names a `base` holds only what changed in the tables since that one, a folder beside it (or
+beside the folder that it was put aside in); the base may have one, too, down to a full checkpoint. Dense part and
+cursor are always whole. The manifest has a hash of the base's manifest, so no other can take its place.
+
 A folder is built under a name that starts with `.` and renamed when everything in it is on disk, so `step-<n>` never
 names a half-written one. Importable without Paddle.
 """
@@ -19,7 +23,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +35,7 @@ from paddlewheel.pserver.errors import is_for_good
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from paddlewheel.pserver.client import Client
+    from paddlewheel.pserver.client import Client, Since
     from paddlewheel.pserver.saved_tables import SavedTable
 
 FORMAT = 2
@@ -39,6 +43,7 @@ MANIFEST, DENSE, CURSOR = "MANIFEST.json", "dense.safetensors", "cursor.json"
 _LATEST, _BEST = "LATEST", "BEST"
 _DIGEST = "manifest_xxh3_128"
 _CHUNK_BYTES = 1 << 22
+_MAX_LINKS = 10_000
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 
 
@@ -54,6 +59,43 @@ def step_of(name: str) -> int | None:
     """The step of a committed checkpoint by the name of its folder; None for any other name."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
+
+
+@dataclass(frozen=True)
+class Base:
+    """The checkpoint that one of changes leads on from.
+
+    Attributes:
+        name: of its folder.
+        identity: hash of its manifest, but for where its files lie.
+        tables: checksum of each of its tables.
+        mark: what the servers call that state, as long as they live.
+        num_links: checkpoints that a restore of it reads, itself included.
+        before: its own base, while the servers know of that state, too.
+    """
+
+    name: str
+    identity: str
+    tables: Mapping[str, str] = field(default_factory=dict)
+    mark: str = ""
+    num_links: int = 1
+    before: Base | None = None
+
+    def since(self) -> Since:
+        """What the servers' client is told."""
+        from paddlewheel.pserver import client, saved_tables
+
+        return client.Since(
+            self.mark,
+            {
+                table: saved_tables.Base(f"../../../{self.name}/sparse/{table}", checksum)
+                for table, checksum in self.tables.items()
+            },
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """For the manifest of the checkpoint that leads on."""
+        return {"base": {"checkpoint": self.name, "manifest_xxh3_128": self.identity, "links": self.num_links}}
 
 
 @dataclass(frozen=True)
@@ -107,14 +149,19 @@ class Draft:
         return str(self.path)
 
     def save(
-        self, client: Client, *, advance_day: Collection[str] = (), mark: str | None = None
+        self,
+        client: Client,
+        *,
+        advance_day: Collection[str] = (),
+        mark: str | None = None,
+        base: Base | None = None,
     ) -> dict[str, SavedTable]:
         """Have the servers save their tables: as they are (advance_day: see `Client.save`), or as at a mark.
 
-        Raises CheckpointError or ServerError.
+        base: at a mark, save only what changed since that checkpoint. Raises CheckpointError or ServerError.
         """
         if mark is not None:
-            return client.save_marked(self.sparse, mark)
+            return client.save_marked(self.sparse, mark, **({} if base is None else {"since": base.since()}))
         return client.save(self.sparse, advance_day=advance_day)
 
     def finish(
@@ -178,9 +225,15 @@ def best(directory: Path) -> Path | None:
 
 
 def prune(directory: Path, keep: int, *, spare: Path | None = None) -> list[Path]:
-    """Remove all but the newest `keep` committed folders, the best one and `spare`; returns the removed ones."""
-    keep_best = best(directory)
-    removed = [path for path in committed(directory)[: -max(1, keep)] if path not in {keep_best, spare}]
+    """Remove all but the newest `keep` committed folders, the best one and `spare`; returns the removed ones.
+
+    What any that stays leads on from stays, too, also for one that was put aside.
+    """
+    found = committed(directory)
+    kept = {path for path in (*found[-max(1, keep) :], best(directory), spare) if path is not None}
+    kept |= {path for aside in directory.glob("set-aside-*") for path in committed(aside)}
+    needed = {base for path in kept for base in _bases(path)}
+    removed = [path for path in found if path not in kept | needed]
     for path in removed:
         hidden = path.with_name(f".removed-{path.name}")  # so that no half-removed folder has a checkpoint's name
         path.rename(hidden)
@@ -205,11 +258,90 @@ def check_complete(path: Path) -> Mapping[str, Any]:
     """The manifest of a folder whose manifest is whole and whose files are all there and of the right size.
 
     Raises:
-        CheckpointError: anything else. Contents are not read: `read` does.
+        CheckpointError: anything else, also of a checkpoint that it leads on from. Contents are not read: `read` does.
     """
+    manifest = _check_alone(path)
+    for base in chain(path, manifest)[:-1]:
+        try:
+            _check_alone(base)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path} leads on from one that is not whole: {error}. {BROKEN_REMEDY}") from error
+    return manifest
+
+
+BROKEN_REMEDY = "Bring that one back as it was, or go on from an older checkpoint."
+
+
+def _check_alone(path: Path) -> Mapping[str, Any]:
     manifest = read_manifest(path)
     compare_files(str(path), manifest, {name: p.stat().st_size for name, p in _files(path) if name != MANIFEST})
     return manifest
+
+
+def chain(path: Path, manifest: Mapping[str, Any] | None = None) -> list[Path]:
+    """All folders that a restore reads, the full checkpoint first and this one last; manifest: of this one, if known.
+
+    Raises:
+        CheckpointError: one is missing or is not the one that was led on from; says which.
+    """
+    manifest = read_manifest(path) if manifest is None else manifest
+    found = [path]
+    while (told := manifest.get("base")) is not None:
+        base = _place_of_base(found[0], told["checkpoint"])
+        manifest = check_base(str(found[0]), str(base), told, read_manifest(base) if base.is_dir() else None)
+        found.insert(0, base)
+        if len(found) > _MAX_LINKS:
+            raise CheckpointError(f"{path} leads on from more than {_MAX_LINKS} checkpoints, or from itself")
+    return found
+
+
+def check_base(where: str, base: str, told: Mapping[str, Any], manifest: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The manifest of a base, if it is there and is the one that was told of. Raises CheckpointError."""
+    if manifest is None:
+        raise CheckpointError(f"{where} holds only what changed since {base}, which is missing. {BROKEN_REMEDY}")
+    if identity(manifest) != told["manifest_xxh3_128"]:
+        raise CheckpointError(
+            f"{where} holds only what changed since {base}, which is another checkpoint now. {BROKEN_REMEDY}"
+        )
+    return manifest
+
+
+def _place_of_base(path: Path, name: str) -> Path:
+    """Beside it; or, when it was put aside and its base was not, beside the folder that it was put in."""
+    beside = path.parent / name
+    above = path.parent.parent / name
+    return above if not beside.exists() and path.parent.name.startswith("set-aside-") else beside
+
+
+def _bases(path: Path) -> list[Path]:
+    """What a checkpoint leads on from, as far as that can be found out."""
+    found: list[Path] = []
+    while len(found) < _MAX_LINKS:
+        try:
+            told = read_manifest(found[-1] if found else path).get("base")
+        except (CheckpointError, UnavailableError):
+            break
+        if told is None:
+            break
+        found.append(_place_of_base(found[-1] if found else path, told["checkpoint"]))
+    return found
+
+
+def leading_on_from(path: Path) -> list[Path]:
+    """Committed checkpoints beside this one whose base it is, or among those put aside there."""
+    places = [path.parent, *path.parent.glob("set-aside-*")]
+    return [other for place in places for other in committed(place) if path in _bases(other)[:1]]
+
+
+def identity(body: Mapping[str, Any]) -> str:
+    """Hash of a manifest, the same wherever its files lie."""
+    content = {key: value for key, value in body.items() if key != "data"}
+    return xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def num_links(body: Mapping[str, Any]) -> int:
+    """How many checkpoints a restore of this one reads, by its manifest."""
+    return 1 + int(body["base"]["links"]) if body.get("base") is not None else 1
 
 
 def compare_files(where: str, manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
@@ -279,6 +411,19 @@ def _problem_of(body: Mapping[str, Any]) -> str | None:
             return f"it does not say how many keys table {name} has"
         if f"sparse/{name}/table.json" not in files:
             return f"it lists no files of table {name}"
+    return _problem_of_places(body)
+
+
+def _problem_of_places(body: Mapping[str, Any]) -> str | None:
+    base = body.get("base")
+    if base is not None and not (
+        isinstance(base, dict)
+        and isinstance(base.get("checkpoint"), str)
+        and step_of(base["checkpoint"]) is not None
+        and isinstance(base.get("manifest_xxh3_128"), str)
+        and _is_count(base.get("links"))
+    ):
+        return f"it does not say what it leads on from, but {base!r}"
     if not isinstance(body.get("data", ""), str):
         return "it does not say where its files are"
     return None
@@ -335,6 +480,9 @@ def read(path: Path, *, verify: bool = True) -> Checkpoint:
     manifest = check_complete(path)
     if verify:
         verify_files(path, manifest["files"])
+        for base in chain(path, manifest)[:-1]:
+            tables = {n: facts for n, facts in read_manifest(base)["files"].items() if n.startswith("sparse/")}
+            verify_files(base, tables)
     return Checkpoint(path, manifest, read_cursor(path))
 
 

@@ -5,6 +5,8 @@
     <location>/OWNER                        the coordinator that may commit; the newest one takes it over
     <location>/LATEST, BEST, journal.jsonl
 
+A manifest may name a `base`, as in a folder (`manifest.py`): `step-<m>` of the same location.
+
 An object store cannot rename, so files never lie under the name of a step: they go to a folder that no other attempt of
 any coordinator has, and committing is to write one small object that names them. Whatever dies before that leaves
 files that nobody refers to; the next coordinator removes them.
@@ -35,11 +37,13 @@ import xxhash
 
 from paddlewheel.pserver.errors import is_for_good
 from paddlewheel.trainer.checkpoint.manifest import (
+    BROKEN_REMEDY,
     CURSOR,
     DENSE,
     FORMAT,
     MANIFEST,
     CheckpointError,
+    check_base,
     compare_files,
     manifest_text,
     parse_cursor,
@@ -74,13 +78,21 @@ class CancelledError(RuntimeError):
 
 @dataclass(frozen=True)
 class RemoteCheckpoint:
-    """A committed checkpoint but for its sparse parts, verified. tables: the text of each table's description."""
+    """A committed checkpoint but for its sparse parts, verified.
+
+    Attributes:
+        tables: the text of each table's description.
+        chain: addresses of all checkpoints that a restore reads, the full one first and this one last.
+        earlier: descriptions as in `tables`, of those before this one.
+    """
 
     address: str
     manifest: Mapping[str, Any]
     cursor: Mapping[str, Any]
     dense_bytes: bytes
     tables: Mapping[str, str]
+    chain: Sequence[str] = ()
+    earlier: Sequence[Mapping[str, str]] = ()
 
     def dense(self) -> dict[str, Any]:
         """Parameters and optimizer state by name."""
@@ -170,6 +182,36 @@ class ObjectStore(Checkpoints):
         return float(info.mtime_ns or 0) / 1e9
 
     def check_complete(self, address: str) -> Mapping[str, Any]:
+        manifest = self._check_alone(address)
+        for base in self._chain(address, manifest)[:-1]:
+            try:
+                self._check_alone(base)
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f"{address} leads on from one that is not whole: {error}. {BROKEN_REMEDY}"
+                ) from error
+        return manifest
+
+    def _chain(self, address: str, manifest: Mapping[str, Any]) -> list[str]:
+        """Addresses as of `manifest.chain`. Raises CheckpointError."""
+        found = [address]
+        while (told := manifest.get("base")) is not None:
+            base = self._place_of_base(found[0], told["checkpoint"])
+            there = self._infos([f"{base}/{MANIFEST}"])[0].is_file
+            manifest = check_base(found[0], base, told, self.manifest(base) if there else None)
+            if base in found:
+                raise CheckpointError(f"{address} leads on from itself")
+            found.insert(0, base)
+        return found
+
+    def _place_of_base(self, address: str, name: str) -> str:
+        """In the same folder of steps, or, for one that was put aside, in the location itself."""
+        folder = address.rpartition("/")[0]
+        if "/data/" in address[len(self.location) :] or not self._infos([f"{folder}/{name}/{MANIFEST}"])[0].is_file:
+            return f"{self.location}/{name}"
+        return f"{folder}/{name}"
+
+    def _check_alone(self, address: str) -> Mapping[str, Any]:
         manifest = self.manifest(address)
         folder = self._data(address, manifest)
         sizes = {info.path[len(folder) + 1 :]: info.size for info in self._files(folder)}
@@ -178,7 +220,11 @@ class ObjectStore(Checkpoints):
         return manifest
 
     def verify(self, address: str) -> None:
-        manifest = self.check_complete(address)
+        for link in self._chain(address, self.check_complete(address)):
+            self._verify_alone(link)
+
+    def _verify_alone(self, address: str) -> None:
+        manifest = self.manifest(address)
         folder = self._data(address, manifest)
 
         def look(name: str) -> None:
@@ -193,12 +239,17 @@ class ObjectStore(Checkpoints):
     def read(self, address: str) -> RemoteCheckpoint:
         """Everything but the sparse parts, which are fetched by the hosts of the servers."""
         manifest = self.check_complete(address)
-        tables = {
-            name: self._fetch_bytes(address, manifest, f"sparse/{name}/table.json").decode(errors="replace")
-            for name in manifest.get("tables", {})
-        }
+        chain = self._chain(address, manifest)
+        tables = [
+            {
+                name: self._fetch_bytes(link, self.manifest(link), f"sparse/{name}/table.json").decode(errors="replace")
+                for name in manifest.get("tables", {})
+            }
+            for link in chain
+        ]
         cursor = parse_cursor(self._fetch_bytes(address, manifest, CURSOR), address)
-        return RemoteCheckpoint(address, manifest, cursor, self._fetch_bytes(address, manifest, DENSE), tables)
+        dense = self._fetch_bytes(address, manifest, DENSE)
+        return RemoteCheckpoint(address, manifest, cursor, dense, tables[-1], chain, tables[:-1])
 
     def best(self) -> str | None:
         try:
@@ -210,9 +261,9 @@ class ObjectStore(Checkpoints):
     @contextlib.contextmanager
     def local_copy(self, address: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="paddlewheel-") as temporary:
-            path = Path(temporary, address.rpartition("/")[2])
-            self.fetch(address, path)
-            yield path
+            for link in self._chain(address, self.manifest(address)):
+                self.fetch(link, Path(temporary, link.rpartition("/")[2]))
+            yield Path(temporary, address.rpartition("/")[2])
 
     def fetch(self, address: str, folder: Path, names: Iterable[str] | None = None) -> None:
         """Copy files of a checkpoint (by default all, and its manifest) into a folder, and verify them.
@@ -313,8 +364,16 @@ class ObjectStore(Checkpoints):
                 self._delete_folder(info.path)
 
     def prune(self, keep: int, *, spare: str | None = None) -> list[str]:
-        best = self.best()
-        removed = [address for address in self.committed()[: -max(1, keep)] if address not in {best, spare}]
+        found = self.committed()
+        kept = {address for address in (*found[-max(1, keep) :], self.best(), spare) if address is not None}
+        for info in self._list(self.location):
+            if info.base_name.startswith(ASIDE):
+                aside = self._address(info.path)
+                kept |= {f"{aside}/{inner.base_name}" for inner in self._list(aside)}
+        needed: set[str] = set()
+        for address in kept:
+            self._add_bases(address, needed)
+        removed = [address for address in found if address not in kept | needed]
         for address in removed:
             data = None
             with contextlib.suppress(CheckpointError):
@@ -323,6 +382,15 @@ class ObjectStore(Checkpoints):
             if data is not None:
                 self._delete_folder(data)
         return removed
+
+    def _add_bases(self, address: str, to: set[str]) -> None:
+        """What a checkpoint leads on from, as far as that can be found out, up to what is there already."""
+        with contextlib.suppress(CheckpointError):
+            while (told := self.manifest(address).get("base")) is not None:
+                address = self._place_of_base(address, told["checkpoint"])
+                if address in to:
+                    return
+                to.add(address)
 
     def mark_best(self, address: str) -> None:
         self._write(f"{self._path(self.location)}/{_BEST}", (address.rpartition("/")[2] + "\n").encode())

@@ -13,11 +13,13 @@ from paddlewheel.pserver.config import TableConfig, check_table_name
 from paddlewheel.trainer.checkpoint.manifest import (
     MANIFEST,
     CheckpointError,
+    chain,
     check_complete,
     check_files,
     is_inside,
     latest,
     read_cursor,
+    read_manifest,
     verify_files,
 )
 
@@ -77,6 +79,11 @@ class TrainedModel:
         folders = tuple(f"{self._table_folder(name)}/" for name in tables)
         wanted = {n: f for n, f in self.files.items() if n.startswith(folders) or (dense and n == DENSE)}
         verify_files(self.path, wanted)
+        if self.is_export or not folders:
+            return
+        for base in chain(self.path)[:-1]:
+            found = read_manifest(base)["files"]
+            verify_files(base, {n: facts for n, facts in found.items() if n.startswith(folders)})
 
     def parameters(self) -> dict[str, NDArray[Any]]:
         """Dense parameters by name, without the optimizer's state."""

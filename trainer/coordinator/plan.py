@@ -83,6 +83,7 @@ class JobPlan(BaseModel):
             "num_trainers": self.num_trainers,
             "seed": int(self.job.get("seed", 0)),
             "attempt": attempt,
+            "logs_removed": self.checkpoint.get("full_every") is not None,
         }
         if self._uses_store(restore):
             spec["staging"] = {

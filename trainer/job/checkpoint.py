@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from paddlewheel.pserver.config import Tables
 from paddlewheel.trainer.job.errors import Problem, did_you_mean
 from paddlewheel.trainer.job.section import Section
 
@@ -31,11 +32,29 @@ class CheckpointConfig(Section):
     every_minutes: float | None = Field(default=None, ge=0.001, le=1e7)
     """Minutes between checkpoints during training. None: time does not count. There is always one at the end."""
 
+    full_every: int | None = Field(default=None, ge=1)
+    """Every how many checkpoints one is full, such as 10. The others hold only the rows of tables that changed since
+    the one before, and the keys that are gone since: they are smaller, and a restore reads all from the full one on.
+    After a day boundary that decays counts, and after a save that failed, the next one is full in any case. Needs
+    tables of the engine `paddlewheel`. None: all are full."""
+
     keep: int = Field(default=3, ge=1)
-    """How many committed checkpoints to keep; older ones are removed after a newer one is committed."""
+    """How many committed checkpoints to keep; older ones are removed after a newer one is committed, but for those
+    that a kept one leads on from (`full_every`)."""
 
     on_failure: Literal["continue", "stop"] = "continue"
     """What a checkpoint that cannot be saved does to a running job. One at the end of training that fails ends it."""
+
+
+def check_full_every(config: CheckpointConfig, tables: Tables) -> Iterator[Problem]:
+    """Only tables of our own can tell what changed."""
+    others = [name for name, table in tables.items() if table.engine == "paddle"]
+    if config.full_every is not None and others:
+        yield Problem(
+            "checkpoint.full_every",
+            f"is {config.full_every}, but tables.{others[0]}.engine is paddle, which saves whole tables only: leave "
+            "one of them out",
+        )
 
 
 def check_store(config: CheckpointConfig) -> Iterator[Problem]:

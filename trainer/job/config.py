@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError, model_validator
 from paddlewheel.data_pipeline.config import DataConfig
 from paddlewheel.pserver.config import TableConfig, TableName
 from paddlewheel.trainer.checkpoint.store import KEY_FOUND, KEY_REMEDY, holds_secret, is_remote
-from paddlewheel.trainer.job.checkpoint import CheckpointConfig, check_store
+from paddlewheel.trainer.job.checkpoint import CheckpointConfig, check_full_every, check_store
 from paddlewheel.trainer.job.control import ControlConfig
 from paddlewheel.trainer.job.errors import AcrossError, ConfigError, Problem, did_you_mean, explain
 from paddlewheel.trainer.job.metrics import MetricsConfig
@@ -202,6 +202,7 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
         except ValueError as error:
             yield Problem(f"tables.{name}.shards", f"{error} (cluster.servers = {job.cluster.servers})")
     yield from check_store(job.checkpoint)
+    yield from check_full_every(job.checkpoint, job.tables)
     yield from _check_secrets(job)
     ports = job.cluster.server_ports
     if ports is not None:
@@ -308,11 +309,6 @@ def _check_days(job: JobConfig) -> Iterator[Problem]:
         return
     if job.train.epochs != 1:
         yield Problem("train.epochs", f"is {job.train.epochs}, but with train.days each day is trained once: give 1")
-    if job.train.days.publish is not None and "://" in job.checkpoint_location:
-        yield Problem(
-            "train.days.publish",
-            "is made of checkpoints in a folder, but checkpoint.directory is in an object store: leave one of them out",
-        )
     if job.data.partitions != "hive":
         yield Problem(
             "data.partitions", f"is {job.data.partitions!r}, but train.days finds days by folders: give 'hive'"

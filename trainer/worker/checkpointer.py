@@ -15,9 +15,10 @@ import numpy as np
 from paddlewheel.data_pipeline.signature import InputSignature
 from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.errors import PathError, ServerError
+from paddlewheel.pserver.saved_tables import open_table
 from paddlewheel.trainer.checkpoint import manifest
 from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
-from paddlewheel.trainer.checkpoint.host_transfer import RemoteDraft, load_remote
+from paddlewheel.trainer.checkpoint.host_transfer import RemoteDraft, load_remote, tables_of
 from paddlewheel.trainer.checkpoint.object_store import ObjectStore, RemoteCheckpoint
 from paddlewheel.trainer.checkpoint.store import is_remote
 from paddlewheel.trainer.dense.program import DenseProgram
@@ -34,6 +35,10 @@ _COMMITTED, _STOP, _BESIDE = 1, 2, 3
 
 class SaveError(RuntimeError):
     """A checkpoint could not be saved or committed, and the job is told to stop then."""
+
+
+def _checksums(sparse: Path) -> dict[str, str]:
+    return {path.name: open_table(path).checksum for path in sparse.iterdir() if path.is_dir()}
 
 
 class Checkpointer:
@@ -56,6 +61,7 @@ class Checkpointer:
         self._saving: threading.Thread | None = None  # on trainer 0
         self._outcome = 0  # of that thread
         self._error: BaseException | None = None
+        self._base: manifest.Base | None = None  # on trainer 0: what the next save may lead on from; None: it is full
         self.saved: dict[str, Any] = {}
         """On trainer 0, of the newest checkpoint, saved or restored: `keys`, `checkpoint`, and of one that was saved in
         this attempt `checkpoint_seconds`."""
@@ -89,6 +95,8 @@ class Checkpointer:
         self.restored_step = saved.cursor["step"]
         if self._spec.rank == 0:
             tables = saved.manifest.get("tables", {})
+            if address.rpartition("/")[0] != self._spec.job.checkpoint_location:
+                self._base = None  # nothing there may lead on from what lies elsewhere
             self.saved = {"keys": {name: told["keys"] for name, told in tables.items()}, "checkpoint": address}
         return saved
 
@@ -123,13 +131,31 @@ class Checkpointer:
         if not is_remote(address):
             local = manifest.read(Path(address), verify=first)  # one trainer reads all files through
             if first:
-                self._client.load(local.sparse)
+                self._lead_on_from(address, local, self._client.load(local.sparse), lambda: _checksums(local.sparse))
             return local
         remote = ObjectStore(address.rpartition("/")[0]).read(address)
         if first:
             assert self._spec.staging is not None
-            load_remote(self._client, remote, self._spec.staging, self._coordinator.ask_hosts)
+            mark = load_remote(self._client, remote, self._spec.staging, self._coordinator.ask_hosts)
+            self._lead_on_from(address, remote, mark, lambda: {n: t.checksum for n, t in tables_of(remote).items()})
         return remote
+
+    def _lead_on_from(
+        self,
+        address: str,
+        saved: manifest.Checkpoint | RemoteCheckpoint,
+        mark: str | None,
+        checksums: Callable[[], Mapping[str, str]],
+    ) -> None:
+        if mark is not None and self._spec.job.checkpoint.full_every is not None:
+            name, body = address.rpartition("/")[2], saved.manifest
+            self._base = manifest.Base(name, manifest.identity(body), checksums(), mark, manifest.num_links(body))
+
+    def on_boundary(self, tables: Sequence[str]) -> None:
+        """These tables have had a day boundary: where it decays counts, all their rows have changed."""
+        configs = self._spec.job.tables
+        if any(configs[name].lifecycle.show_click_decay != 1 for name in tables):
+            self._base = None
 
     # -- saving
 
@@ -165,8 +191,9 @@ class Checkpointer:
         cursor, draft = self._coordinator.cursor(progress.step, progress.epoch, trained)
         outcome = 0
         if self._spec.rank == 0:
-            if beside and not advance_day and self._client.can_mark():
-                outcome = self._begin_beside(progress.step, draft, cursor, started, facts)
+            incremental = self._spec.job.checkpoint.full_every is not None
+            if (beside or incremental) and not (advance_day and not incremental) and self._client.can_mark():
+                outcome = self._save_marked(progress.step, draft, cursor, started, facts, advance_day, beside=beside)
             else:
                 state = self._program.state
                 outcome = self._save_and_commit(progress.step, draft, cursor, started, facts, advance_day, state)
@@ -205,14 +232,24 @@ class Checkpointer:
         if outcome == _COMMITTED:
             self.saved_step = step
 
-    def _begin_beside(
-        self, step: int, name: str, cursor: dict[str, Any], started: float, facts: Mapping[str, Any]
+    def _save_marked(
+        self,
+        step: int,
+        name: str,
+        cursor: dict[str, Any],
+        started: float,
+        facts: Mapping[str, Any],
+        advance_day: Sequence[str],
+        *,
+        beside: bool,
     ) -> int:
         """Trainer 0's part until training may go on: the state of tables and dense part is held on to."""
         try:
-            mark = self._client.mark()
+            mark = self._client.mark(**({"advance_day": advance_day} if advance_day else {}))
         except ServerError as error:  # told to the coordinator as any save that fails
             return self._commit(step, started, {}, error=f"{type(error).__name__}: {error}")
+        if not beside or advance_day:
+            return self._save_and_commit(step, name, cursor, started, facts, (), self._program.state, mark)
         state = {name: np.array(value) for name, value in self._program.state().items()}
         facts = copy.deepcopy(dict(facts))
 
@@ -242,12 +279,14 @@ class Checkpointer:
         """Trainer 0's part: _COMMITTED, _STOP, or 0 when it failed and training goes on."""
         job = self._spec.job
         keys: dict[str, int] = {}
+        base, self._base = self._base_of(step, mark), None  # after a save that fails, the next one is full
         try:
             draft = self._draft(name, step)
-            tables = draft.save(self._client, advance_day=advance_day, mark=mark)
+            since: dict[str, Any] = {} if base is None else {"base": base}
+            tables = draft.save(self._client, advance_day=advance_day, mark=mark, **since)
             self._life.on_saved(tables, readable=not is_remote(draft.address))
-            keys = {table: saved.num_rows for table, saved in tables.items()}
-            draft.finish(
+            keys = {table: saved.num_keys for table, saved in tables.items()}
+            body = draft.finish(
                 dense=state(),
                 cursor=cursor,
                 facts={
@@ -255,13 +294,29 @@ class Checkpointer:
                     "seed": job.seed,
                     "settings": job.model_dump(mode="json"),
                     **facts,
+                    **({} if base is None else base.facts()),
                     "tables": {t: {"config": job.tables[t].model_dump(mode="json"), "keys": keys[t]} for t in keys},
                 },
             )
         except (OSError, ValueError, RuntimeError) as error:
             kind = "job" if isinstance(error, PathError) else "runtime"
             return self._commit(step, started, keys, error=f"{type(error).__name__}: {error}", kind=kind)
-        return self._commit(step, started, keys, draft=draft.address, seconds=time.monotonic() - started)
+        outcome = self._commit(step, started, keys, draft=draft.address, seconds=time.monotonic() - started)
+        if outcome == _COMMITTED and mark is not None and job.checkpoint.full_every is not None:
+            checksums = {name: table.checksum for name, table in tables.items()}
+            self._base = manifest.Base(
+                f"step-{step}", manifest.identity(body), checksums, mark, manifest.num_links(body), base
+            )
+        return outcome
+
+    def _base_of(self, step: int, mark: str | None) -> manifest.Base | None:
+        """What the checkpoint of this step leads on from; None: it is a full one."""
+        base, full_every = self._base, self._spec.job.checkpoint.full_every
+        if base is not None and base.name == f"step-{step}":
+            base = base.before  # the new one takes its place
+        if base is None or mark is None or full_every is None or base.num_links >= full_every:
+            return None
+        return base
 
     def _commit(self, step: int, started: float, keys: dict[str, int], **fields: Any) -> int:
         reply = self._coordinator.commit(step, **fields)
@@ -277,7 +332,13 @@ class Checkpointer:
         return _STOP if reply.get("stop") else 0
 
     def advance_unseen_days(self, tables: Sequence[str], step: int) -> None:
-        """Only a save has the servers count a day; this one is thrown away. For trainer 0."""
+        """Only a save has the servers count a day; this one is thrown away. For trainer 0.
+
+        Tables of our own count it at a mark, which needs no save.
+        """
+        if self._client.can_mark():
+            self._client.drop_mark(self._client.mark(advance_day=tables))
+            return
         location = self._spec.job.checkpoint_location
         name = f".step-{step}-attempt-{self._spec.attempt}-draft-boundary"
         self._draft(name, step).save(self._client, advance_day=tables)

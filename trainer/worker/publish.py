@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paddlewheel.pserver import delta_chain
 from paddlewheel.pserver.saved_tables import open_table
+from paddlewheel.trainer.checkpoint.folder_store import open_address
 from paddlewheel.trainer.worker.agent_channel import AgentChannel
 from paddlewheel.trainer.worker.spec import Spec
 
@@ -30,17 +31,19 @@ def publish_day(spec: Spec, link: AgentChannel, epoch: int, address: str, num_bo
     link.event("phase", phase="saving")
     folder = Path(publisher.directory or Path(job.run_dir, "published"))
     try:
-        for name in job.data.tables:
-            added = delta_chain.append(
-                folder / name,
-                open_table(Path(address, "sparse", name)),
-                day=spec.days[epoch],
-                num_boundaries=num_boundaries[name],
-                base_every=publisher.base_every_days,
-                dtype=publisher.dtype,
-            )
-            if added is not None:
-                link.event("published", table=name, **added.model_dump(exclude={"format"}))
+        kept, address = open_address(address)
+        with kept.local_copy(address) as checkpoint:
+            for name in job.data.tables:
+                added = delta_chain.append(
+                    folder / name,
+                    open_table(checkpoint / "sparse" / name),
+                    day=spec.days[epoch],
+                    num_boundaries=num_boundaries[name],
+                    base_every=publisher.base_every_days,
+                    dtype=publisher.dtype,
+                )
+                if added is not None:
+                    link.event("published", table=name, **added.model_dump(exclude={"format"}))
     except (OSError, ValueError, RuntimeError) as error:
         text = f"day {spec.days[epoch]} was not published, the next link will be a base: {error}"
         link.event("log", level="error", message=text)

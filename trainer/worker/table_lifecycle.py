@@ -118,7 +118,11 @@ class TableLifecycle:
             seconds=day.seconds,
             validation=day.validation,
             tables={
-                name: {"keys": count, "new": count - day.keys_at_start.get(name, 0), "admitted": self._admitted[name]}
+                name: {
+                    "keys": count,
+                    "new": count - day.keys_at_start.get(name, 0),
+                    "admitted": self._admitted.get(name),
+                }
                 for name, count in self._saved_keys.items()
             },
         )
@@ -136,11 +140,17 @@ class TableLifecycle:
             self._day = _Day(**state["day"])
 
     def on_saved(self, tables: Mapping[str, SavedTable], *, readable: bool = True) -> None:
-        """Take what a save of the tables holds; its parts are the tables' shards. readable: they lie where they say."""
+        """Take what a save of the tables holds; its parts are the tables' shards. readable: they lie where they say.
+
+        Admitted keys are as of the last full save.
+        """
         for name, table in tables.items():
-            rows = [part.num_rows for part in table.parts]
+            rows = [part.num_rows if part.num_keys is None else part.num_keys for part in table.parts]
             self._saved_keys[name] = sum(rows)
-            self._admitted[name] = count_embeddings(table) if readable else None
+            if not readable:
+                self._admitted[name] = None
+            elif table.base is None:  # to count what a save of changes leads to would read the whole table
+                self._admitted[name] = count_embeddings(table)
             self._skew[name] = max(rows) * len(rows) / sum(rows) if sum(rows) else 1.0
 
     # -- how large the tables are

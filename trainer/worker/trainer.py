@@ -117,8 +117,8 @@ class Trainer:
         self._warm_start: dict[str, Any] | None = None
         self._first_predictions: dict[str, Any] | None = None  # on trainer 0: see `first_biases`
         self._ended_epoch: int | None = None  # at the restored checkpoint
-        if job.train.scheduled_tables and spec.mode == "train":
-            self._check_tables_can_be_scheduled()
+        if spec.mode == "train":
+            self._check_tables_are_ours()
         started = time.monotonic()
         if spec.restore is not None:
             self._restore(spec.restore)
@@ -200,6 +200,7 @@ class Trainer:
             ):
                 self._saver.advance_unseen_days(tables, progress.step)
             self._life.run_boundary(tables, self._position, rows=progress.taken, redone=True)
+            self._saver.on_boundary(tables)
 
     def _first_biases(self) -> NDArray[np.float64] | None:
         """Output biases for all trainers to add up, since trainer 0 alone has found them; None: they stay at zero."""
@@ -423,6 +424,7 @@ class Trainer:
             publish_day(self._spec, self._link, epoch, address, self._life.boundaries.counts)
             if tables:
                 self._life.run_boundary(tables, epoch + 1, rows=progress.taken)
+                self._saver.on_boundary(tables)
         self._sync.long_barrier()  # trainer 0 may have published for long
 
     def _boundary_due(self) -> bool:
@@ -435,6 +437,7 @@ class Trainer:
         tables = self._life.boundaries.due(taken)
         self._checkpoint(advance_day=tables)
         self._life.run_boundary(tables, taken, rows=taken)
+        self._saver.on_boundary(tables)
 
     def _sampled(self, batches: Iterator[Batch], epoch: int) -> Iterator[Batch]:
         """The batches, without the rows that `train.negative_sampling` leaves out."""
@@ -463,13 +466,22 @@ class Trainer:
     def _rate_factor(self, step: int) -> float:
         return rate_factor(self._spec.job.train.dense_optimizer.schedule, step, self._total_steps)
 
-    def _check_tables_can_be_scheduled(self) -> None:
-        fixed = [name for name in self._spec.job.data.tables if not self._client.is_ours(name)]
-        if fixed:
-            raise ValueError(
-                f"train.scheduled_tables is true, but the servers hold table {fixed[0]!r} in Paddle's engine, whose "
-                f"learning rate is fixed: set tables.{fixed[0]}.engine to paddlewheel to learn why, or leave it out"
-            )
+    def _check_tables_are_ours(self) -> None:
+        job = self._spec.job
+        wishes = {
+            "train.scheduled_tables is true": ("whose learning rate is fixed", job.train.scheduled_tables),
+            f"checkpoint.full_every is {job.checkpoint.full_every}": (
+                "which saves whole tables only",
+                job.checkpoint.full_every is not None,
+            ),
+        }
+        for wish, (why_not, is_wished) in wishes.items():
+            others = [name for name in job.data.tables if not self._client.is_ours(name)] if is_wished else []
+            if others:
+                raise ValueError(
+                    f"{wish}, but the servers hold table {others[0]!r} in Paddle's engine, {why_not}: set "
+                    f"tables.{others[0]}.engine to paddlewheel to learn why, or leave it out"
+                )
 
     @property
     def _total_steps(self) -> int:

@@ -90,7 +90,7 @@ def write_tables(start: WarmStart, directory: Path, job: JobConfig, num_servers:
             seed=job.seed,
             num_shards=config.num_shards(num_servers),
         )
-        keys[mine] = saved.num_rows
+        keys[mine] = saved.num_keys
     return keys
 
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from paddlewheel.pserver.admin import table_statistics
-from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.client import Client, Since
 from paddlewheel.pserver.config import TableConfig
 from paddlewheel.pserver.errors import ServerError
 from paddlewheel.pserver.local import local_servers
+from paddlewheel.pserver.saved_tables import Base
 from tests.contract.pserver.raw_requests import RawClient
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("our own tables")]
@@ -153,3 +154,70 @@ def test_a_marked_state_is_saved_while_pushes_go_on(tmp_path, num_servers):
         client.load(tmp_path / "saved")
         np.testing.assert_array_equal(client.pull("t", keys[:15_000]), state)
         assert not client.pull_with_counts("t", keys[15_000:]).shows_U.any()
+
+
+@pytest.mark.slow
+def test_a_chain_of_saves_is_loaded_by_any_servers_and_led_on_from(tmp_path):
+    """Two servers save; three go on from there; one of either engine has the same table in the end."""
+    life = {"delete_after_unseen_days": 1}
+    tables = {"t": TableConfig(width=4, lifecycle=life), "u": TableConfig(width=2)}
+    rng = np.random.default_rng(1)
+    keys = rng.integers(1, 1 << 64, 3000, dtype=np.uint64)
+
+    def push(client, some):
+        for name, config in tables.items():
+            values = rng.normal(size=(len(some), 1 + config.width)).astype(np.float32)
+            client.push(name, some, values, np.ones(len(some), np.float32), np.zeros(len(some), np.float32))
+
+    def since(mark, saved):
+        return Since(
+            mark, {name: Base(f"../../{t.directory.parent.name}/{name}", t.checksum) for name, t in saved.items()}
+        )
+
+    def state(client):
+        return {name: client.pull_with_counts(name, keys) for name in tables}
+
+    with (
+        local_servers(tables, 2, tmp_path, logs_removed=True) as servers,
+        Client(tables, servers.endpoints, seed=1) as client,
+    ):
+        push(client, keys[:2000])
+        one = client.mark()
+        saved = client.save_marked(tmp_path / "one", one)
+        push(client, keys[:100])
+        for _ in range(2):
+            client.drop_mark(client.mark(advance_day=True))
+            client.end_day(["t"])
+            push(client, keys[:100])
+        two = client.mark()
+        saved = client.save_marked(tmp_path / "two", two, since=since(one, saved))
+        assert {name: (t.num_rows, t.num_keys) for name, t in saved.items()} == {"t": (100, 100), "u": (100, 2000)}
+        with pytest.raises(ServerError, match="nothing is known of changes since never"):
+            client.save_marked(tmp_path / "never", client.mark(), since=since("never", saved))
+    (tmp_path / "logs").mkdir()
+    with (
+        local_servers(tables, 3, tmp_path / "logs", logs_removed=True) as servers,
+        Client(tables, servers.endpoints, seed=1) as client,
+    ):
+        loaded = client.load(tmp_path / "two")
+        assert client.num_keys()["t"] != ()
+        push(client, keys[50:150])
+        three = client.mark()
+        saved = client.save_marked(tmp_path / "three", three, since=since(loaded, saved))
+        assert {name: (t.num_rows, t.num_keys) for name, t in saved.items()} == {"t": (100, 150), "u": (100, 2000)}
+        expected = state(client)
+    for engine in ("paddlewheel", "paddle"):
+        others = {name: config.model_copy(update={"engine": engine}) for name, config in tables.items()}
+        (tmp_path / engine).mkdir()
+        with (
+            local_servers(others, 1, tmp_path / engine) as servers,
+            Client(others, servers.endpoints, seed=1) as client,
+        ):
+            mark = client.load(tmp_path / "three")
+            assert (mark is None) == (engine == "paddle")
+            for name, found in state(client).items():
+                for before, now in zip(expected[name], found, strict=True):
+                    np.testing.assert_array_equal(now, before)
+            if engine == "paddlewheel":
+                with pytest.raises(ServerError, match="nothing is known of changes"):
+                    client.save_marked(tmp_path / "four", client.mark(), since=since(mark, saved))

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,11 +56,15 @@ def test_no_servers_is_refused():
         Client({"t": TableConfig()}, [])
 
 
+NO_LINKS = SimpleNamespace(links=[None], kind="text")
+
+
 @pytest.mark.parametrize("alone", ["load_per_host", "end_day"])
 @pytest.mark.parametrize("beside", ["pull", "push", "num_keys", "save_bytes"])
 def test_nothing_is_asked_while_servers_rebuild_their_tables(monkeypatch, alone, beside):
     """Paddle locks nothing there: one that is asked meanwhile can crash."""
     client = Client({"t": TableConfig(width=1)}, ["127.0.0.1:1"])
+    client._tables["t"].is_ours = False
     begun, release, asked = threading.Event(), threading.Event(), threading.Event()
 
     def rebuild(command, t, params):
@@ -74,7 +79,7 @@ def test_nothing_is_asked_while_servers_rebuild_their_tables(monkeypatch, alone,
 
     keys = np.array([7], np.uint64)
     calls = {
-        "load_per_host": lambda: client.load_per_host([], {"t": None}),
+        "load_per_host": lambda: client.load_per_host([], {"t": NO_LINKS}),
         "end_day": client.end_day,
         "pull": lambda: client.pull("t", keys),
         "push": lambda: client.push("t", keys, np.ones((1, 2), np.float32), ONE, ONE),

@@ -273,6 +273,11 @@ def test_staging_without_a_store(write) -> None:
     assert "checkpoint.staging: is for checkpoints in an object store" in refusal(write(), "checkpoint.staging=/tmp/x")
 
 
+def test_checkpoints_of_changes_of_tables_that_cannot_tell_them(write) -> None:
+    said = refusal(write(), "checkpoint.full_every=10", "tables.default.engine=paddle")
+    assert "checkpoint.full_every: is 10, but tables.default.engine is paddle" in said
+
+
 GOOD_NAMES = ["default", "a", "_x", "0", "user.v2", "A-b_c.9", "x" * 63]
 BAD_NAMES = [
     "",

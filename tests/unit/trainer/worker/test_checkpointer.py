@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -31,19 +32,25 @@ class Servers:
     def __init__(self):
         self.error, self.advanced, self.loaded = None, [], []
         self.marks, self.may_write = True, threading.Event()
+        self.led_on_from = []
 
     def can_mark(self):
         return self.marks
 
-    def mark(self):
+    def mark(self, *, advance_day=()):
+        self.advanced += [list(advance_day)] if advance_day else []
         if self.error is not None:
             raise self.error
         return "m"
 
-    def save_marked(self, folder, mark):
+    def save_marked(self, folder, mark, *, since=None):
         assert mark == "m"
         assert self.may_write.wait(20)
+        self.led_on_from.append(None if since is None else since.tables["default"].path)
         return self.save(folder)
+
+    def drop_mark(self, mark):
+        assert mark == "m"
 
     def save(self, folder, *, advance_day=()):
         self.advanced.append(list(advance_day))
@@ -51,7 +58,7 @@ class Servers:
         (folder / "default" / "table.json").write_bytes(b"rows")
         if self.error is not None:
             raise self.error
-        return {"default": SimpleNamespace(num_rows=3)}
+        return {"default": SimpleNamespace(num_keys=3, checksum="c")}
 
     def load(self, folder):
         self.loaded.append(folder)
@@ -105,8 +112,8 @@ class Coordinator:
 class Trainer:
     """One of two trainers, at step 7 of its second epoch."""
 
-    def __init__(self, run, rank=0, told=FAILED):
-        job = JobConfig.parse({"name": "j", "data": DATA, "run_dir": str(run)})
+    def __init__(self, run, rank=0, told=FAILED, **sections):
+        job = JobConfig.parse({"name": "j", "data": DATA, "run_dir": str(run), **sections})
         spec = Spec(job, "train", rank, 2, ["h:1"], None, "h:1", None, 1, None)
         self.servers, self.program, self.others, self.coordinator = Servers(), Program(), Others(told), Coordinator()
         self.events, self.life = [], []
@@ -230,11 +237,13 @@ def test_a_checkpoint_of_another_model_is_refused_by_its_name(tmp_path: Path) ->
     assert not one.saver.has(7)
 
 
-def test_counting_a_day_leaves_no_draft(tmp_path: Path) -> None:
+@pytest.mark.parametrize("marks", [True, False])
+def test_counting_a_day_leaves_no_draft(tmp_path: Path, marks: bool) -> None:
     one = Trainer(tmp_path)
+    one.servers.marks = marks
     one.saver.advance_unseen_days(["default"], 7)
     assert one.servers.advanced == [["default"]]
-    assert list(one.folder.iterdir()) == []
+    assert list(one.folder.glob("*")) == []
     assert not one.saver.has(7)
 
 
@@ -335,3 +344,72 @@ def test_the_other_trainers_learn_that_it_is_saved_beside(tmp_path: Path) -> Non
     other.others.told = COMMITTED
     assert other.saver.settle()
     assert other.saver.has(7)
+
+
+DECAYING = {"tables": {"default": {"lifecycle": {"show_click_decay": 0.5}}}}
+
+
+def test_which_checkpoints_are_full(tmp_path: Path) -> None:
+    """Every third; the next one after a save or a commit that failed; the next one after all rows decayed."""
+    one = Trainer(tmp_path, checkpoint={"full_every": 3}, **DECAYING)
+    one.servers.may_write.set()
+
+    def save(step, *, beside=False):
+        one.saver.save(Progress(step=step), TRAINED, FACTS, beside=beside)
+        one.saver.settle()
+        base = one.servers.led_on_from[-1]
+        path = one.folder / f"step-{step}"
+        if path.exists():
+            told = manifest.read_manifest(path).get("base")
+            assert base == (None if told is None else f"../../../{told['checkpoint']}/sparse/default")
+        return None if base is None else base.split("/")[3]
+
+    assert [save(1), save(2, beside=True), save(3), save(4), save(5)] == [None, "step-1", "step-2", None, "step-4"]
+    one.coordinator.refusal = {"stop": False}
+    assert save(6) == "step-5"
+    one.coordinator.refusal = None
+    assert [save(7), save(8)] == [None, "step-7"]
+    one.servers.error = ServerError("no mark can be made")
+    save(9)
+    one.servers.error = None
+    assert save(9) == "step-8"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one.servers, "save", Mock(side_effect=OSError("disk full")))
+        save(10)
+    assert [save(10), save(11)] == [None, "step-10"]
+    one.saver.on_boundary(["default"])
+    assert [save(12), save(13)] == [None, "step-12"]
+    one.saver.on_boundary([])
+    assert save(14) == "step-13"
+    assert save(14) == "step-13", "one that takes the place of another leads on from where that did"
+    assert save(15) is None
+    assert [save(15), save(16)] == [None, "step-15"]
+
+
+@pytest.mark.parametrize(("elsewhere", "mark", "expected"), [(False, "m", 2), (False, None, 0), (True, "m", 0)])
+def test_what_is_saved_after_a_restore_leads_on_from_it(
+    tmp_path: Path, elsewhere: bool, mark: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the servers cannot (text, or Paddle's tables), or it lies in another folder."""
+    first = Trainer(tmp_path / "other" if elsewhere else tmp_path, checkpoint={"full_every": 3})
+    first.servers.may_write.set()
+    first.saver.save(Progress(step=1), TRAINED, FACTS)
+    address = first.saver.saved["checkpoint"]
+    one = Trainer(tmp_path, checkpoint={"full_every": 3})
+    one.servers.may_write.set()
+    one.servers.load = lambda folder: mark
+    monkeypatch.setattr("paddlewheel.trainer.worker.checkpointer._checksums", lambda _: {"default": "c"})
+    one.saver.restore(address)
+    for step in (8, 9, 10):
+        one.saver.save(Progress(step=step), TRAINED, FACTS)
+    firsts = ["../../../step-1/sparse/default", "../../../step-8/sparse/default", None]
+    assert one.servers.led_on_from == (firsts if expected else [None, firsts[1], "../../../step-9/sparse/default"])
+
+
+def test_without_the_key_all_checkpoints_are_full(tmp_path: Path) -> None:
+    one = Trainer(tmp_path)
+    one.servers.may_write.set()
+    for step in (1, 2):
+        one.saver.save(Progress(step=step), TRAINED, FACTS, beside=True)
+        one.saver.settle()
+    assert one.servers.led_on_from == [None, None]
