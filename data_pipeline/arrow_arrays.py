@@ -21,6 +21,15 @@ UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of a unit of time."""
 _MS_PER_DAY = 86_400_000
 _NS_PER_DAY = 86_400 * 10**9
+_SIMPLE_IDS = frozenset(
+    kind.id
+    for kind in (
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.date32(), pa.date64(), pa.string(), pa.binary()),
+        *(pa.large_string(), pa.large_binary(), pa.list_(pa.int8()), pa.large_list(pa.int8())),
+    )
+)
+"""Types that are as `simple` wants them, by Arrow's number: the question is asked of each column of each block."""
 
 
 def storage(kind: pa.DataType) -> pa.DataType:
@@ -54,6 +63,8 @@ def simple(array: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     kind = array.type
+    if kind.id in _SIMPLE_IDS:
+        return array
     if isinstance(kind, pa.BaseExtensionType):
         return simple(array.storage)
     if pat.is_run_end_encoded(kind):
