@@ -97,6 +97,17 @@ class Encoder:
         self._missing = {f.space: keys.special_key(f.space, "missing") for f in config.sparse}
         self._group_seed = keys.space_seed("group")
         self._native = native.choose(config.encoder_backend)
+        self._integer_features = {
+            table: [
+                (position, f.columns[0], int(self._seeds[f.space]), f.offset, int(self.missing_key(f)))
+                for position, f in enumerate(features)
+                if not f.cross and f.bucketize is None and f.type != "string"
+            ]
+            for table, features in self._singles.items()
+        }
+        """Per table: position, column, seed, offset and missing key of what the library may take, which is asked of
+        every block."""
+        self._several = [f for f in config.sparse if f.multi_valued]
 
     def encode(self, columns: dict[str, pa.Array], into: Rows, at: slice, block: int = 0) -> dict[int, str]:
         """Encodes block number `block` into rows `at` of `into`. Returns why rows are bad, by position in the block.
@@ -127,9 +138,8 @@ class Encoder:
         for table, features in self._singles.items():
             if features:
                 self._single_table(features, columns, into.singles[table][at], reject)
-        for feature in config.sparse:
-            if feature.multi_valued:
-                into.lists[feature.name][block] = self.list_keys(feature, columns, num_rows, reject)
+        for feature in self._several:
+            into.lists[feature.name][block] = self.list_keys(feature, columns, num_rows, reject)
         if config.sample_weight is not None and into.weight_N is not None:
             self._sample_weight(columns[config.sample_weight], config.sample_weight, into.weight_N[at], reject)
         for column, values_N in into.slice_metrics_by.items():
@@ -215,7 +225,8 @@ class Encoder:
             if got is None:
                 values[:, position] = block.absent_column
                 continue
-            values[:, position] = got[0]
+            with np.errstate(invalid="ignore"):  # a signalling NaN
+                values[:, position] = got[0]
             if got[1] is not None:
                 values[got[1], position] = 0 if block.fill is None else block.fill
                 if absent is not None:
@@ -262,7 +273,7 @@ class Encoder:
         done = self._native_integers(features, columns, out) if self._native is not None else frozenset[int]()
         together: list[int] = []
         gaps: list[tuple[int, Bool]] = []
-        for position, feature in enumerate(features):
+        for position, feature in enumerate(features) if len(done) < len(features) else ():
             array = columns.get(feature.columns[0])
             if position in done or array is None or not _is_plain_integer(feature, array.type):
                 continue
@@ -297,13 +308,10 @@ class Encoder:
         """Writes keys of plain integers into `out` [N, F1]; which of the features are done."""
         assert self._native is not None
         described = []
-        for position, feature in enumerate(features):
-            array = columns.get(feature.columns[0])
-            if array is not None and _is_plain_integer(feature, array.type):
-                seed, missing = int(self._seeds[feature.space]), int(self.missing_key(feature))
-                column = native.integer_column(array, seed, feature.offset, missing, position)
-                if column is not None:
-                    described.append(column)
+        for position, name, *numbers in self._integer_features[features[0].table]:
+            column = native.integer_column(columns[name], *numbers, position) if name in columns else None
+            if column is not None:
+                described.append(column)
         if described:
             self._native.integer_keys(described, out)
         return frozenset(column[-1] for column in described)

@@ -180,6 +180,8 @@ class Library:
     def float32(self, columns: Sequence[Column], out: Float32) -> bool:
         """Numbers of `number_column`s into columns of an array whose rows are contiguous; whether all can be used."""
         rows = out.shape[0]
+        if rows == 0:
+            return True  # NumPy gives an empty array any strides
         assert out.strides[1] == out.itemsize
         stride = out.strides[0] // out.itemsize
         assert out.dtype == np.float32
