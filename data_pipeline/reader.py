@@ -1,5 +1,6 @@
 """Row groups -> Arrow columns, in bounded memory, with no error unnamed and no row missing."""
 
+import concurrent.futures
 import itertools
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Iterator
@@ -30,11 +31,15 @@ _TABLE_SHARE = 8
 class RowGroups:
     """Open row groups. Small ones are kept whole; large ones are streams, read on from where they are.
 
-    What is small is decided by decoded bytes: a few kilobytes of a file can be gigabytes of text.
+    What is small is decided by decoded bytes: a few kilobytes of a file can be gigabytes of text. With `ahead`, the
+    next batch of each stream is decoded there while the last one is used: half of the memory is for one, half for both.
     """
 
-    def __init__(self, dataset: Dataset, config: DataConfig, most_streams: int) -> None:
+    def __init__(
+        self, dataset: Dataset, config: DataConfig, most_streams: int, ahead: concurrent.futures.Executor | None = None
+    ) -> None:
         self._dataset = dataset
+        self._ahead = ahead
         self._columns = tuple(dict.fromkeys((*columns_needed(config), *dataset.carried)))
         self._memory_bytes = config.memory_bytes
         self._most_streams = most_streams
@@ -74,7 +79,7 @@ class RowGroups:
             first += got.num_rows
 
     def _columns_of(self, file: DataFile, table: pa.Table) -> dict[str, pa.Array]:
-        result = {name: _one_chunk(table.column(name)) for name in table.column_names}
+        result = {name: _one_chunk(column) for name, column in zip(table.column_names, table.columns, strict=True)}
         for column, value in file.source.partitions:
             if column in file.columns:
                 result[column] = pa.repeat(pa.scalar(value, pa.string()), table.num_rows)
@@ -121,7 +126,7 @@ class RowGroups:
         elif idle:
             stream = max(idle, key=lambda s: s.position)
         else:
-            stream = _Stream(file, piece.row_group, self._physical(file), _STREAM_ROWS, self._piece_bytes)
+            stream = _Stream(file, piece.row_group, self._physical(file), _STREAM_ROWS, self._piece_bytes, self._ahead)
             while len(self._streams) >= self._most_streams:
                 old = next((s for s in self._streams if s.serves is None), self._streams[0])
                 self._streams.remove(old)
@@ -145,7 +150,17 @@ class _Stream:
     error. A failure that may pass is tried again, from the start of the row group.
     """
 
-    def __init__(self, file: DataFile, row_group: int, columns: list[str], most_rows: int, batch_bytes: int) -> None:
+    def __init__(
+        self,
+        file: DataFile,
+        row_group: int,
+        columns: list[str],
+        most_rows: int,
+        batch_bytes: int,
+        ahead: concurrent.futures.Executor | None = None,
+    ) -> None:
+        self._executor = ahead
+        self._ahead: concurrent.futures.Future[pa.RecordBatch | None] | None = None
         self._batch_bytes = batch_bytes
         row_bytes = _row_bytes(file.columns[c].type for c in columns)
         self._row_bytes = row_bytes
@@ -177,7 +192,7 @@ class _Stream:
 
     def _open(self) -> None:
         """Opens the file, again if need be, and goes to the batch that is next."""
-        self.close()
+        self._close_file()
         size = self.file.row_groups[self.row_group].num_bytes
         self._reader = DataReader(self.file.source, self.file.footprint, row_group_bytes=size)
         batches = self._reader.batches(self._batch_rows, self.row_group, self._columns)
@@ -188,6 +203,17 @@ class _Stream:
                 batches = itertools.chain([batch.slice(batch.num_rows - (rows - self._num_read))], batches)
         self._batches = batches
 
+    def _fetch(self) -> pa.RecordBatch | None:
+        """The next batch, which another thread may have decoded already; then that one goes on to the one after it."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.cancel():  # cancelled: nobody has begun, so it is done here
+            batch = read_patiently(self._name, self._next)
+        else:
+            batch = ahead.result()
+        if self._executor is not None and batch is not None and self._num_read < self.num_rows:
+            self._ahead = self._executor.submit(read_patiently, self._name, self._next)
+        return batch
+
     def _next(self) -> pa.RecordBatch | None:
         if self._columns and self._reader is None:  # what was open has failed
             self._open()
@@ -196,7 +222,7 @@ class _Stream:
             if self._reader is not None:
                 self._reader.check_unchanged()
         except BaseException:
-            self.close()
+            self._close_file()
             raise
         self._num_read += batch.num_rows if batch is not None else 0
         if batch is not None and not self._is_even and self._reader is not None:
@@ -236,7 +262,7 @@ class _Stream:
         while num_rows > 0 and num_bytes < most_bytes:
             if self._held is None or self._held.num_rows == 0:
                 with self.named_errors():
-                    self._held = read_patiently(self._name, self._next)
+                    self._held = self._fetch()
                 if self._held is None:
                     raise UnreadableError(
                         f"{self.file.source.name}: row group {self.row_group} promises {self.num_rows} "
@@ -255,6 +281,12 @@ class _Stream:
         return pa.Table.from_batches(got)
 
     def close(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and not ahead.cancel():
+            concurrent.futures.wait([ahead])
+        self._close_file()
+
+    def _close_file(self) -> None:
         self._batches = iter(())
         if self._reader is not None:
             self._reader.close()
