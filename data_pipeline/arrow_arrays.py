@@ -30,9 +30,9 @@ _SIMPLE_IDS = frozenset(
     )
 )
 """Types that are as `simple` wants them, by Arrow's number: the question is asked of each column of each block."""
-_LIST_IDS = frozenset(
-    make(pa.int8()).id for make in (pa.list_, pa.large_list, pa.list_view, pa.large_list_view)
-) | {pa.list_(pa.int8(), 1).id}
+_LIST_IDS = frozenset(make(pa.int8()).id for make in (pa.list_, pa.large_list, pa.list_view, pa.large_list_view)) | {
+    pa.list_(pa.int8(), 1).id
+}
 _TEXT_IDS = frozenset(
     kind.id
     for kind in (

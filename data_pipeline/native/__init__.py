@@ -241,8 +241,8 @@ class Library:
             assert array.flags.c_contiguous
             assert (array.dtype, array.shape[1:]) == (out.dtype, out.shape[1:])
             assert len(at) <= room
-            at = np.ascontiguousarray(at, np.int64)
-            _checked(self._gather(_address(array), len(array), row_bytes, _address(at), len(at), base))
+            places = np.ascontiguousarray(at, np.int64)
+            _checked(self._gather(_address(array), len(array), row_bytes, _address(places), len(at), base))
             base += row_bytes * len(at)
             room -= len(at)
 

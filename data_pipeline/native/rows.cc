@@ -311,7 +311,7 @@ int64_t pw_unique(const uint64_t* keys, int64_t count, uint64_t* unique, int32_t
       num_lost += keys[found] != keys[i];
     }
     while (num_lost != 0) {
-      factor = factor * 0xD1342543DE82EF95 + 2 | 1;
+      factor = (factor * 0xD1342543DE82EF95 + 2) | 1;
       for (int32_t n = 0; n < num_lost; ++n) table[keys[lost[n]] * factor >> shift] = lost[n];
       int32_t left = 0;
       for (int32_t n = 0; n < num_lost; ++n) {

@@ -108,9 +108,7 @@ def test_numbers_are_the_same_with_both_and_so_is_what_is_said_of_bad_ones(data)
         values = pa.Array.from_buffers(kind, num_rows + 3, [None, pa.py_buffer(patterns.tobytes())])
         if data.draw(st.booleans()):
             mask = random.integers(0, 2, num_rows + 3).astype(bool)
-            values = pa.Array.from_buffers(
-                kind, len(values), [pa.array(mask).buffers()[1], values.buffers()[1]]
-            )
+            values = pa.Array.from_buffers(kind, len(values), [pa.array(mask).buffers()[1], values.buffers()[1]])
         table[f"d{number}"] = values.slice(data.draw(st.integers(0, 3)), num_rows)
     dense = {"columns": [f"d{n}" for n in range(len(kinds))], "fill": data.draw(st.sampled_from([None, 0.0, 0.1]))}
     encoded_by_both({"labels": "click", "dense": dense, "on_bad_row": "skip"}, table, num_rows)
@@ -246,3 +244,17 @@ def test_without_a_compiler_numpy_does_the_work_and_says_so(tmp_path):
     assert done.stdout == "None None\n", done.stderr
     assert "rows are encoded by NumPy" in done.stderr
     assert "data.encoder_backend: native, but: no C++ compiler was found. Install one" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.needs("g++")
+@pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
+def test_damaged_input_in_many_threads_under_sanitizers(tmp_path, sanitizers):
+    program = tmp_path / "rows_test"
+    flags = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    flags += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
+    sources = [str(SOURCES / name) for name in ("rows.cc", "rows_test.cc")]
+    subprocess.run(["g++", *flags, *sources, "-o", str(program)], check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
