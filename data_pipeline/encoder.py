@@ -308,8 +308,8 @@ class Encoder:
         """Writes keys of plain integers into `out` [N, F1]; which of the features are done."""
         assert self._native is not None
         described = []
-        for position, name, *numbers in self._integer_features[features[0].table]:
-            column = native.integer_column(columns[name], *numbers, position) if name in columns else None
+        for position, name, seed, offset, missing in self._integer_features[features[0].table]:
+            column = native.integer_column(columns[name], seed, offset, missing, position) if name in columns else None
             if column is not None:
                 described.append(column)
         if described:

@@ -246,7 +246,7 @@ class _Stream:
         if self._row_bytes is None:
             return _decoded_bytes(batch)
         validity = batch.num_columns * batch.num_rows // 8  # Arrow takes a fifth of a millisecond to add up all buffers
-        return self._row_bytes * batch.num_rows + validity
+        return int(self._row_bytes * batch.num_rows + validity)
 
     def _fitting(self, row_bytes: float) -> int:
         """Rows of a batch: a power of two, so that blocks, which are, too, are whole batches and nothing is copied."""

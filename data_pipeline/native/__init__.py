@@ -131,9 +131,10 @@ def _loaded() -> Library | NativeError:
     """Or why there is none: asked once, for every batch would ask."""
     try:
         path = build()
-        return Library(path)
     except NativeError as error:
         return error
+    try:
+        return Library(path)
     except (OSError, AttributeError) as error:
         return NativeError(f"{path} does not load: {error}. Delete it to have it built anew.")
 
@@ -224,7 +225,8 @@ class Library:
         assert len(lengths) == rows
         out = np.empty(int(lengths.sum()) + rows + 1, np.uint64)
         offsets = np.empty(rows + 1, np.int64)
-        keys, starts, lengths = map(np.ascontiguousarray, (keys, starts, lengths))
+        keys = np.ascontiguousarray(keys)
+        starts, lengths = np.ascontiguousarray(starts), np.ascontiguousarray(lengths)
         cut = _checked(
             self._lists(
                 *(rows, _address(keys), len(keys), _address(starts), _address(lengths), most, last, missing),
