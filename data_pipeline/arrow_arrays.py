@@ -21,6 +21,25 @@ UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Nanoseconds of a unit of time."""
 _MS_PER_DAY = 86_400_000
 _NS_PER_DAY = 86_400 * 10**9
+_SIMPLE_IDS = frozenset(
+    kind.id
+    for kind in (
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.date32(), pa.date64(), pa.string(), pa.binary()),
+        *(pa.large_string(), pa.large_binary(), pa.list_(pa.int8()), pa.large_list(pa.int8())),
+    )
+)
+"""Types that are as `simple` wants them, by Arrow's number: the question is asked of each column of each block."""
+_LIST_IDS = frozenset(make(pa.int8()).id for make in (pa.list_, pa.large_list, pa.list_view, pa.large_list_view)) | {
+    pa.list_(pa.int8(), 1).id
+}
+_TEXT_IDS = frozenset(
+    kind.id
+    for kind in (
+        *(pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()),
+        pa.binary(1),
+    )
+)
 
 
 def storage(kind: pa.DataType) -> pa.DataType:
@@ -36,14 +55,12 @@ def storage(kind: pa.DataType) -> pa.DataType:
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether a row holds a list, in any of Arrow's layouts for lists."""
-    tests = (pat.is_list, pat.is_large_list, pat.is_fixed_size_list, pat.is_list_view, pat.is_large_list_view)
-    return any(test(kind) for test in tests)
+    return kind.id in _LIST_IDS
 
 
 def is_text(kind: pa.DataType) -> bool:
     """Text or bytes, in any layout."""
-    tests = (pat.is_string, pat.is_large_string, pat.is_string_view, pat.is_binary, pat.is_large_binary)
-    return any(test(kind) for test in (*tests, pat.is_binary_view, pat.is_fixed_size_binary))
+    return kind.id in _TEXT_IDS
 
 
 def simple(array: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -54,6 +71,8 @@ def simple(array: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     kind = array.type
+    if kind.id in _SIMPLE_IDS:
+        return array
     if isinstance(kind, pa.BaseExtensionType):
         return simple(array.storage)
     if pat.is_run_end_encoded(kind):

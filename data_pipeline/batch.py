@@ -28,16 +28,16 @@ class TableKeys:
 
     A batch of three rows with the single-valued feature `item` and the multi-valued `tags` in one key space::
 
-        row   item   tags            keys_U = [k(7), k(9), k(4)]
-        0     7      [9, 7]          single_BF    = [[1], [3], [0]]      (single_names = ("item",))
-        1     4      []              index["tags"] = [[2, 1], [0, 0], [2, 0]]
+        row   item   tags            keys_U = [k(4), k(7), k(9)]
+        0     7      [9, 7]          single_BF    = [[2], [1], [0]]      (single_names = ("item",))
+        1     4      []              index["tags"] = [[3, 2], [0, 0], [3, 0]]
         2     null   [9]
 
     Positions are 1-based: 0 means "no id here", so row 0 of a gathered matrix can hold zeros.
     """
 
     keys_U: UInt64
-    """Unique keys, none of them 0, in order of first use."""
+    """Unique keys, none of them 0, ordered by where each is used last (all features one after the other)."""
     index: dict[str, Int32]
     """Per feature, in declared order: int32 [B] (single-valued) or [B, L] (multi-valued, left-aligned)."""
     single_BF: Int32

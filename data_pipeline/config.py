@@ -276,6 +276,10 @@ class DataConfig(_Section):
     threads: int = Field(default=2, ge=0, le=64)
     """Threads that read and encode. 0: in the caller's own thread."""
 
+    encoder_backend: Literal["auto", "native", "numpy"] = "auto"
+    """What hashes ids, gathers rows and finds unique keys. native: C++, compiled at the first use, several threads at a
+    time. numpy: the same results, slower. auto: native where there is a compiler or a compiled library."""
+
     slice_assignment: Literal["dynamic", "static"] = "dynamic"
     """Who reads which slice of an epoch. dynamic: slices go to whoever asks next, each trainer up to its share.
     static: all are dealt out beforehand, so that a run can be repeated exactly."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from paddlewheel.data_pipeline import arrow_arrays, keys
+from paddlewheel.data_pipeline import arrow_arrays, keys, native
 from paddlewheel.data_pipeline.arrow_arrays import Array, Bool, is_text, list_parts, nulls, ragged, simple
 from paddlewheel.data_pipeline.batch import UInt64
 from paddlewheel.data_pipeline.config import DataConfig, DenseBlock, SparseFeature
@@ -96,6 +96,18 @@ class Encoder:
         self._column_seeds = {c: keys.space_seed(c) for f in config.sparse for c in f.cross}
         self._missing = {f.space: keys.special_key(f.space, "missing") for f in config.sparse}
         self._group_seed = keys.space_seed("group")
+        self._native = native.choose(config.encoder_backend)
+        self._integer_features = {
+            table: [
+                (position, f.columns[0], int(self._seeds[f.space]), f.offset, int(self.missing_key(f)))
+                for position, f in enumerate(features)
+                if not f.cross and f.bucketize is None and f.type != "string"
+            ]
+            for table, features in self._singles.items()
+        }
+        """Per table: position, column, seed, offset and missing key of what the library may take, which is asked of
+        every block."""
+        self._several = [f for f in config.sparse if f.multi_valued]
 
     def encode(self, columns: dict[str, pa.Array], into: Rows, at: slice, block: int = 0) -> dict[int, str]:
         """Encodes block number `block` into rows `at` of `into`. Returns why rows are bad, by position in the block.
@@ -126,9 +138,8 @@ class Encoder:
         for table, features in self._singles.items():
             if features:
                 self._single_table(features, columns, into.singles[table][at], reject)
-        for feature in config.sparse:
-            if feature.multi_valued:
-                into.lists[feature.name][block] = self.list_keys(feature, columns, num_rows, reject)
+        for feature in self._several:
+            into.lists[feature.name][block] = self.list_keys(feature, columns, num_rows, reject)
         if config.sample_weight is not None and into.weight_N is not None:
             self._sample_weight(columns[config.sample_weight], config.sample_weight, into.weight_N[at], reject)
         for column, values_N in into.slice_metrics_by.items():
@@ -214,7 +225,8 @@ class Encoder:
             if got is None:
                 values[:, position] = block.absent_column
                 continue
-            values[:, position] = got[0]
+            with np.errstate(invalid="ignore"):  # a signalling NaN
+                values[:, position] = got[0]
             if got[1] is not None:
                 values[got[1], position] = 0 if block.fill is None else block.fill
                 if absent is not None:
@@ -228,6 +240,15 @@ class Encoder:
 
     def _dense(self, columns: dict[str, pa.Array], block: DenseBlock, out: Array, reject: Reject) -> None:
         """Writes a block of columns [N, D] into `out`, all columns in one go."""
+        if self._native is not None and _is_only_moved(block):
+            described = [
+                native.number_column(simple(columns[column]), block.fill, position) if column in columns else None
+                for position, column in enumerate(block.columns)
+            ]
+            known = [each for each in described if each is not None]
+            # What cannot be used is looked for again below, to be named.
+            if len(known) == len(block.columns) and self._native.float32(known, out):
+                return
         absent = np.zeros(out.shape, dtype=bool)
         values = self.dense_values(columns, block, out.shape[0], absent)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -249,11 +270,12 @@ class Encoder:
         self, features: list[SparseFeature], columns: dict[str, pa.Array], out: UInt64, reject: Reject
     ) -> None:
         """Writes keys [N, F1] into `out`. Plain integers of all features are mixed together, in one go."""
+        done = self._native_integers(features, columns, out) if self._native is not None else frozenset[int]()
         together: list[int] = []
         gaps: list[tuple[int, Bool]] = []
-        for position, feature in enumerate(features):
+        for position, feature in enumerate(features) if len(done) < len(features) else ():
             array = columns.get(feature.columns[0])
-            if array is None or not _is_plain_integer(feature, array.type):
+            if position in done or array is None or not _is_plain_integer(feature, array.type):
                 continue
             together.append(position)
             values = arrow_arrays.integers(array)
@@ -275,10 +297,24 @@ class Encoder:
             for position, mask in gaps:
                 out[mask, position] = self.missing_key(features[position])
         for position, feature in enumerate(features):
-            if position not in together:
+            if position not in together and position not in done:
                 out[:, position] = self.single_keys(feature, columns, out.shape[0], reject)
             if feature.vocabulary is not None:
                 out[:, position] = self._fitted.known(feature, out[:, position])
+
+    def _native_integers(
+        self, features: list[SparseFeature], columns: dict[str, pa.Array], out: UInt64
+    ) -> frozenset[int]:
+        """Writes keys of plain integers into `out` [N, F1]; which of the features are done."""
+        assert self._native is not None
+        described = []
+        for position, name, seed, offset, missing in self._integer_features[features[0].table]:
+            column = native.integer_column(columns[name], seed, offset, missing, position) if name in columns else None
+            if column is not None:
+                described.append(column)
+        if described:
+            self._native.integer_keys(described, out)
+        return frozenset(column[-1] for column in described)
 
     def missing_key(self, feature: SparseFeature) -> np.uint64:
         """What stands for null: a key of its own, or 0 for no feature."""
@@ -340,11 +376,17 @@ class Encoder:
             bits, wrong = parse_integers(array)
             return keys.integer_keys(bits + _modulo(offset), seed), wrong
         if is_text(array.type):
-            return text_keys(array, seed), None
+            found = None if self._native is None else self._native.texts(array, int(seed))
+            return text_keys(array, seed) if found is None else found, None
         if pat.is_decimal(kind):
             return _decimal_keys(array, seed, declared, offset)
         if pat.is_timestamp(kind) or pat.is_time(kind):
             return _time_keys(array, seed), None
+        column = None if self._native is None else native.integer_column(array, int(seed), offset)
+        if self._native is not None and column is not None:
+            result = np.empty((len(array), 1), dtype=np.uint64)
+            self._native.integer_keys([column], result)
+            return result[:, 0], None
         return keys.integer_keys(patterns(array) + _modulo(offset), seed), None
 
     def _word_keys(
@@ -354,6 +396,16 @@ class Encoder:
         words = array.dictionary
         if len(words) == 0:
             return np.zeros(len(array), dtype=np.uint64), None
+        if self._native is not None:
+            if len(words) > len(array) and is_text(words.type) and declared != "integer":
+                found = self._native.picked_texts(array, int(seed))
+                if found is not None:
+                    return found, None
+            elif len(words) <= len(array):
+                word_keys, wrong = self._value_keys(words, seed, declared, offset)
+                found = self._native.picked(array, word_keys) if wrong is None else None
+                if found is not None:
+                    return found, None
         codes, gaps = _codes(array)
         if len(words) > len(array):
             used, codes = np.unique(codes, return_inverse=True)
@@ -386,6 +438,14 @@ class Encoder:
             value_keys[value_gaps] = 0
         if feature.vocabulary is not None and vocabulary:
             value_keys = self._fitted.known(feature, value_keys)
+        if self._native is not None and unparsed is None and feature.weights is None:
+            keys_, offsets, truncated = self._native.lists(
+                *(value_keys, starts, lengths),
+                most=feature.max_length,
+                last=feature.truncate == "last",
+                missing=int(self.missing_key(feature)),
+            )
+            return Lists(keys_, offsets, None, truncated)
         row, at = ragged(starts, lengths)
         if unparsed is not None:
             reject(np.bincount(row, unparsed[at], num_rows) > 0, column, lists, _no_integer(feature))
@@ -450,6 +510,13 @@ class Encoder:
 
 def _no_integer(feature: SparseFeature) -> str:
     return f"feature {feature.name!r} is declared `type: integer`, from -2^63 to 2^64 - 1"
+
+
+def _is_only_moved(block: DenseBlock) -> bool:
+    """Whether the numbers of a block become float32 and nothing else, nulls aside."""
+    with np.errstate(over="ignore"):
+        usable = block.fill is None or bool(np.isfinite(np.float32(block.fill)))
+    return usable and block.transform == "none" and block.clip is None and not block.standardise
 
 
 def _modulo(offset: int) -> np.uint64:

@@ -169,9 +169,9 @@ class Loader:
             done=dict(self._done),
         )
         self._encoder = Encoder(config, dataset.fitted or Fitted.load(config))
-        self._readers = RowGroups(dataset, config, lanes)
         self._threads = config.threads if threads is None else threads
         self._pool = concurrent.futures.ThreadPoolExecutor(self._threads, "data") if self._threads else None
+        self._readers = RowGroups(dataset, config, lanes, self._pool if self._threads > 1 else None)
         self.counters: Counter[str] = Counter()
         """`rows` and `skipped_rows` handed out; `bad_rows` and `unreadable_rows` met; `rows_decoded`;
         `truncated_ids.<feature>`."""
@@ -260,6 +260,7 @@ class Loader:
 
     def _build(self, parts: list[Part]) -> Window:
         """Reads and encodes the blocks of a window, and draws the order of its rows."""
+        order = self._pool.submit(self._order, parts) if self._pool is not None and self._threads > 1 else None
         fresh = [part for part in parts if part.done < part.num_rows]
         rows = Rows.empty(self._config, sum(part.num_rows for part in fresh), len(fresh))
         encoded: deque[tuple[Part, dict[str, pa.Array], concurrent.futures.Future[dict[int, str]]]] = deque()
@@ -282,10 +283,18 @@ class Loader:
             self.counters[f"truncated_ids.{name}"] += sum(lists.num_truncated for lists in blocks)
             rows.lists[name] = [_join(blocks)]
         self.counters["rows_decoded"] = self._readers.rows_decoded
-        return self._ordered(parts, rows)
+        if order is None or order.cancel():  # cancelled: nobody has begun
+            order_N, owner_N, slices, next_row = self._order(parts)
+        else:
+            order_N, owner_N, slices, next_row = order.result()
+        good_N = np.flatnonzero(~rows.bad_N[order_N])
+        return Window(rows, order_N, owner_N, slices, next_row, good_N)
 
-    def _ordered(self, parts: list[Part], rows: Rows) -> Window:
-        """Draws the order in which the rows of a window leave: a function of seed, epoch and `parts` alone."""
+    def _order(self, parts: list[Part]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], list[int], list[int]]:
+        """Draws the order in which the rows of a window leave: a function of seed, epoch and `parts` alone.
+
+        Returns `order_N`, `owner_N`, `slices` and `next_row` of a Window.
+        """
         position: dict[int, int] = {}
         for part in parts:
             position.setdefault(part.slice.index, len(position))
@@ -321,8 +330,7 @@ class Loader:
             gone = np.bincount(owner_N[~left], minlength=len(slices))
             next_row = [n + int(g) for n, g in zip(next_row, gone, strict=True)]
             order_N, owner_N = order_N[left], owner_N[left]
-        good_N = np.flatnonzero(~rows.bad_N[order_N])
-        return Window(rows, order_N, owner_N, slices, next_row, good_N)
+        return order_N, owner_N, slices, next_row
 
     def _read(self, part: Part, rows: Rows, at: slice, block: int) -> dict[str, pa.Array] | None:
         """Columns of a block. None if there is nothing left to do: its rows were so large that they were encoded piece

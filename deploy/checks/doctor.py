@@ -18,6 +18,7 @@ from typing import Literal
 
 import psutil
 
+from paddlewheel.data_pipeline import native
 from paddlewheel.trainer.kernels import cpu
 from paddlewheel.trainer.kernels.gpu import cuda_library as gpu_native
 
@@ -73,6 +74,7 @@ def examine() -> list[Finding]:
         _libraries,
         _processor,
         _operators,
+        _encoder,
         _memory,
         _shared_memory,
         _limits,
@@ -185,6 +187,16 @@ def _operators() -> Iterator[Finding]:
     without = "float32, and `bfloat16` is refused: this processor has neither AVX512-BF16 nor AMX"
     precision = "bfloat16" if cpu.support().bfloat16 else without
     yield Finding("ok", "operators", f"built ({library.name}); `train.precision: auto` means {precision}")
+
+
+def _encoder() -> Iterator[Finding]:
+    """Whether rows are encoded in C++, built here and now if need be."""
+    try:
+        native.library()
+    except native.NativeError as error:
+        yield Finding("warn", "encoder", "NumPy: more CPU time, and threads of the reader that wait", str(error))
+        return
+    yield Finding("ok", "encoder", f"native ({native.build().name}); `data.encoder_backend: auto` means it")
 
 
 def _memory() -> Iterator[Finding]:

@@ -36,6 +36,16 @@ def container(array: pa.Array, lengths: list[int | None], how: str) -> pa.Array:
     return view.from_arrays(pa.array(offsets[:-1].astype(wide)), pa.array(np.array(sizes, wide)), array, mask=mask)
 
 
+@pytest.fixture(autouse=True, params=["numpy", pytest.param("native", marks=pytest.mark.needs("g++"))])
+def backend(request, monkeypatch):
+    """Every rule holds for both ways to encode."""
+    monkeypatch.setattr(DataConfig.model_fields["encoder_backend"], "default", request.param)
+    DataConfig.model_rebuild(force=True)
+    yield request.param
+    monkeypatch.undo()
+    DataConfig.model_rebuild(force=True)
+
+
 def made_keys(array: pa.Array | pa.ChunkedArray, feature: dict, policy: str = "skip") -> list[list[int] | None]:
     """Keys of each row as the encoder makes them; None for a bad row."""
     config = DataConfig(labels="click", sparse=[{"name": "v", **feature}], on_bad_row=policy)

@@ -74,6 +74,8 @@ def keys_by_row(batches: Iterable[Batch], feature: str) -> list[list[int]]:
     """The keys of a feature, row by row, without padding."""
     result: list[list[int]] = []
     for batch in batches:
+        if not batch.num_rows:  # spans alone: all rows were bad
+            continue
         table = next(t for t in batch.tables.values() if feature in t.index)
         index = table.index[feature]
         result += [[int(table.keys_U[i - 1]) for i in row if i] for row in index.reshape(batch.num_rows, -1)]

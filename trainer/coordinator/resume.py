@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SECTIONS = ("name", "seed", "data", "tables", "model", "train", "warm_start")
 _FREE = {  # may change from one run to the next
     "data": (
-        *("train", "eval", "threads", "prefetch_batches", "slice_assignment"),
+        *("train", "eval", "threads", "prefetch_batches", "encoder_backend", "slice_assignment"),
         *("on_bad_file", "quarantine_directory", "statistics"),
     ),
     "train": ("epochs", "days", "max_nonfinite_steps"),

@@ -14,7 +14,13 @@ from paddlewheel.deploy.bench.speed import machine, runs, systems
 from paddlewheel.deploy.bench.speed.report import Report, ratios
 from paddlewheel.deploy.bench.speed.workload import Workload
 
-_SYSTEMS = {"paddlewheel": "read", "pyarrow iter_batches": "iter_batches", "pyarrow to_batches": "to_batches"}
+_SYSTEMS = {
+    "paddlewheel": ("read", ()),
+    "paddlewheel numpy": ("read", ("data.encoder_backend=numpy",)),
+    "pyarrow iter_batches": ("iter_batches", ()),
+    "pyarrow to_batches": ("to_batches", ()),
+}
+"""What is measured: a stage, and changes of the job."""
 
 
 async def data(options: runs.Options, *, batches: Sequence[int], threads: Sequence[int], say: runs.Say) -> Report:
@@ -26,14 +32,15 @@ async def data(options: runs.Options, *, batches: Sequence[int], threads: Sequen
             what = f"batch {batch_rows}, {number} thread{'s' if number > 1 else ''}"
             setting = options.setting(batch_rows=batch_rows)
             setting = replace(setting, overrides=(*setting.overrides, f"data.threads={number}"))
-            for system, stage in _SYSTEMS.items():
+            for system, (stage, changes) in _SYSTEMS.items():
+                changed = replace(setting, overrides=(*changes, *setting.overrides))
                 params = {"system": system, "batch_rows": batch_rows, "threads": number, "setting": what}
                 planned.append(
                     runs.Planned(
                         f"{system}, {what}",
                         params,
                         "rows/s",
-                        lambda directory, stage=stage, setting=setting: systems.stage(stage, setting, directory),  # type: ignore[misc]
+                        lambda directory, stage=stage, setting=changed: systems.stage(stage, setting, directory),  # type: ignore[misc]
                     )
                 )
     cases = await runs.measure(planned, options.repeat, options.work_directory, say)
@@ -44,7 +51,7 @@ async def data(options: runs.Options, *, batches: Sequence[int], threads: Sequen
         (
             f"Rows/s of {options.work.num_slots} int64 slots and {options.work.num_dense} floats from Parquet with row "
             "groups of 65,536 rows, over all passes but the first. paddlewheel: keys of all ids, shuffle, transforms, "
-            "unique keys of every batch."
+            "unique keys of every batch; `paddlewheel numpy` without the library in C++."
         ),
         "pyarrow: the same columns to NumPy arrays, nothing else; threads > 1 is its own pool of a thread per core.",
     ]

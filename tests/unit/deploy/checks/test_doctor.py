@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from paddlewheel.data_pipeline import native as encoder
 from paddlewheel.deploy.checks import doctor
 from paddlewheel.deploy.checks.doctor import Finding
 from paddlewheel.deploy.cli import run
@@ -65,6 +66,19 @@ def test_the_operators_are_built_or_the_reason_is_told(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("paddlewheel.trainer.kernels.cpu.build", fail)
     finding = only(doctor._operators())
+    assert (finding.level, finding.remedy) == ("warn", "no C++ compiler was found. Install one.")
+
+
+def test_the_encoder_is_native_or_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    def fail() -> None:
+        raise encoder.NativeError("no C++ compiler was found. Install one.")
+
+    monkeypatch.setattr(encoder, "library", lambda: None)
+    monkeypatch.setattr(encoder, "build", lambda: Path("rows.so"))
+    assert only(doctor._encoder()).found.startswith("native (rows.so)")
+    monkeypatch.setattr(encoder, "library", fail)
+    finding = only(doctor._encoder())
     assert (finding.level, finding.remedy) == ("warn", "no C++ compiler was found. Install one.")
 
 
