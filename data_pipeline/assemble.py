@@ -69,7 +69,9 @@ def _table_keys(config: DataConfig, table: str, picks: Sequence[RowSelection]) -
     return TableKeys(keys_U, {f.name: index[f.name] for f in features}, single_BF, singles, weights)
 
 
-def _native_table_keys(fast: native.Library, config: DataConfig, table: str, picks: Sequence[Pick]) -> TableKeys:
+def _native_table_keys(
+    fast: native.Library, config: DataConfig, table: str, picks: Sequence[RowSelection]
+) -> TableKeys:
     """`_table_keys`, with all keys written where they are looked through."""
     features = [f for f in config.sparse if f.table == table]
     multi = [f for f in features if f.multi_valued]
@@ -109,7 +111,7 @@ def _native_table_keys(fast: native.Library, config: DataConfig, table: str, pic
     return TableKeys(keys_U, {f.name: index[f.name] for f in features}, single_BF, singles, weights)
 
 
-def _native_gather(fast: native.Library, picks: Sequence[Pick], get: Callable[[Rows], Any]) -> Any:
+def _native_gather(fast: native.Library, picks: Sequence[RowSelection], get: Callable[[Rows], Any]) -> Any:
     first = get(picks[0][0])
     out = np.empty((sum(at.size for _, at in picks), *first.shape[1:]), first.dtype)
     fast.gather([(get(rows), at) for rows, at in picks], out)
