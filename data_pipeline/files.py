@@ -352,6 +352,8 @@ def _remote(uri: str, hive: bool) -> Iterator[tuple[str, SourceFile]]:
     head = address
     if "*" in address or "[" in address:
         head = address[: min(address.index(c) for c in "*[" if c in address)].rpartition("/")[0]
+    if not head.split("://", 1)[1].strip("/"):
+        raise DataError(f"{uri}: names no bucket or host; write {scheme}://<bucket>/<folder>")
     filesystem, root = pafs.FileSystem.from_uri(head + question + options)
     pattern = root + address[len(head) :] if head != address else ""
     info = filesystem.get_file_info(root)

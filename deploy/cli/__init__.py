@@ -85,6 +85,9 @@ def build_app() -> App:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs one command; returns its exit code. Errors go to standard error, with ``--json`` to standard output too."""
+    for argument in arguments:
+        if any("\ud800" <= letter <= "\udfff" for letter in argument):  # how Python carries bytes that are no UTF-8
+            return _fail("usage", f"the argument {argument!r} is no UTF-8: rename what it names", EX_USAGE, arguments)
     try:
         code = build_app()(list(arguments))
     except CycloptsError as error:

@@ -106,8 +106,8 @@ class ChaosJob:
     # -- what it says
 
     def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read()
+        # opened anew: the launcher shares the position of `self._log`, and would go on writing where it is read
+        return Path(self._log.name).read_text()
 
     def status(self) -> pb.JobStatus | None:
         """None while there is no coordinator, or it does not answer."""

@@ -25,6 +25,7 @@ from paddlewheel.pserver.sizing import (
     servers_needed,
 )
 from paddlewheel.trainer.job.config import JobConfig
+from tests.support.needs import require
 from tests.unit.deploy.bench.test_benchmark_tables import made_up_cases
 
 RULES = ["sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared"]
@@ -79,9 +80,14 @@ def test_a_server_with_less_memory_than_it_takes_empty_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["paddle", "paddlewheel"])
 @pytest.mark.parametrize(("rule", "width"), [("adagrad", 16), ("adam", 16), ("sgd", 64), ("adagrad_elementwise", 32)])
-def test_a_further_key_of_real_servers_takes_what_the_plan_says_or_less(tmp_path: Path, rule: str, width: int) -> None:
-    config = TableConfig.model_validate({"width": width, "optimizer": {"rule": rule}})
+def test_a_further_key_of_real_servers_takes_what_the_plan_says_or_less(
+    tmp_path: Path, rule: str, width: int, engine: str
+) -> None:
+    if engine == "paddlewheel":
+        require("our own tables")
+    config = TableConfig.model_validate({"width": width, "optimizer": {"rule": rule}, "engine": engine})
     gradients_UW, ones_U = np.full((20_000, config.pull_width), 0.1, np.float32), np.ones(20_000, np.float32)
     with (
         local_servers({"t": config}, 1, tmp_path) as servers,

@@ -52,11 +52,21 @@ def test_a_day_of_another_kind_is_refused_and_its_remedy_meets_the_old_keys(tmp_
     seen = manifest.read_manifest(first)["inputs_seen"]
     assert [(kind["column"], kind["kind"], kind["type"]) for kind in seen["kinds"]] == [("user", "integer", "int64")]
 
+    running = ["--coordinator", "127.0.0.1:9"]
     refused = [
         ["train", str(job.path), "--days", "2026-01-02"],
         ["evaluate", str(job.path), "--set", f"data.eval={second}"],
         ["predict", str(job.path), "--data", str(second), "--to", str(tmp_path / "x.parquet")],
-        ["predict", str(first), "--data", str(second), "--to", str(tmp_path / "x.parquet"), "--servers", "127.0.0.1:9"],
+        [
+            "predict",
+            str(first),
+            "--data",
+            str(second),
+            "--to",
+            str(tmp_path / "x.parquet"),
+            "--coordinator",
+            "127.0.0.1:9",
+        ],
     ]
     assert run(["export", str(job.path), "--to", str(tmp_path / "export")]) == 0
     refused.append(

@@ -338,3 +338,8 @@ def test_every_odd_value_in_every_place(place: Path, command: str) -> None:
     for at in range(1, len(words)):
         for value in dice.sample(ODD, 2):
             assert_answered([*words[:at], value, *words[at + 1 :]])
+
+
+def test_an_argument_that_is_no_text_is_refused() -> None:
+    code, said = told(["data", "prepare", "csv", "rows.csv", "new-\udcff", "--schema", "click:int8"])
+    assert (code, said) == (64, "paddlewheel: the argument 'new-\\udcff' is no UTF-8: rename what it names\n")

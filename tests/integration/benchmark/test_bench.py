@@ -222,6 +222,7 @@ def test_tables_as_they_grow(tmp_path: Path) -> None:
         sizes=[6000, 2000],
         num_servers=2,
         config=TableConfig(width=4),
+        engines=["paddle"],
         work_directory=tmp_path,
         projected_keys=10**10,
         nodes=tables.Nodes(),
@@ -230,6 +231,6 @@ def test_tables_as_they_grow(tmp_path: Path) -> None:
     )
     cases = check_agreement(report, tmp_path / "out")
     assert len(cases) == 2 * 8
-    assert list(cases)[:2] == ["insert, 2,000 keys", "insert, 6,000 keys"]
-    assert 50 < cases["save, 6,000 keys"]["facts"]["bytes/key"][0] < 400
+    assert list(cases)[:2] == ["paddle: insert, 2,000 keys", "paddle: insert, 6,000 keys"]
+    assert 50 < cases["paddle: save, 6,000 keys"]["facts"]["bytes/key"][0] < 400
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
