@@ -18,6 +18,7 @@ from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.config import TableConfig
 from paddlewheel.pserver.local import local_servers
 from paddlewheel.pserver.sizing import (
+    HEADROOM,
     SizingError,
     bytes_per_key,
     saved_bytes_per_key,
@@ -101,4 +102,6 @@ def test_a_further_key_of_real_servers_takes_what_the_plan_says_or_less(
                 client.num_keys()  # answered when the pushes before it are done
                 resident.append(psutil.Process(servers.processes[0].pid).memory_info().rss)
     measured = (resident[1] - resident[0]) / 700_000
-    assert 0.75 * bytes_per_key(config) < measured < 1.02 * bytes_per_key(config)
+    # Paddle's table takes its memory key by key, ours by blocks, for whose last ones the plan has its headroom.
+    most = HEADROOM if engine == "paddlewheel" else 1.02
+    assert 0.75 * bytes_per_key(config) < measured < most * bytes_per_key(config)

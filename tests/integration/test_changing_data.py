@@ -57,16 +57,7 @@ def test_a_day_of_another_kind_is_refused_and_its_remedy_meets_the_old_keys(tmp_
         ["train", str(job.path), "--days", "2026-01-02"],
         ["evaluate", str(job.path), "--set", f"data.eval={second}"],
         ["predict", str(job.path), "--data", str(second), "--to", str(tmp_path / "x.parquet")],
-        [
-            "predict",
-            str(first),
-            "--data",
-            str(second),
-            "--to",
-            str(tmp_path / "x.parquet"),
-            "--coordinator",
-            "127.0.0.1:9",
-        ],
+        ["predict", str(first), "--data", str(second), "--to", str(tmp_path / "x.parquet"), *running],
     ]
     assert run(["export", str(job.path), "--to", str(tmp_path / "export")]) == 0
     refused.append(

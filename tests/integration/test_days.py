@@ -377,11 +377,13 @@ def test_a_missing_day_may_be_left_out_and_an_earlier_one_may_not_come_later(tmp
 
 @pytest.mark.slow
 def test_a_stopped_job_goes_on_in_the_middle_of_a_day(tmp_path: Path, by_day: Path) -> None:
-    job = Job(tmp_path, _data(by_day), SETTINGS)
+    # 300 steps a day, so that most of its time is between its boundaries
+    settings = {**SETTINGS, "checkpoint": {"every_steps": 20, "keep": 100}}
+    job = Job(tmp_path, {**_data(by_day), "batch_rows": 5}, settings)
     run = tmp_path / "run"
     process = job.start("train", "--days", f"{DAYS[0]}..{DAYS[3]}")
     try:
-        _wait((run / "checkpoints" / "step-8").exists, process)  # of the second day
+        _wait((run / "checkpoints" / "step-340").exists, process)  # of the second day
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=100)
     finally:

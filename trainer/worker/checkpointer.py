@@ -216,6 +216,7 @@ class Checkpointer:
         if self._beside is None:
             return False
         step, self._beside = self._beside, None
+        self._link.event("phase", phase="saving")  # the wait is limited as a save is, not as a step
         if self._saving is not None:
             self._saving.join()
             self._saving = None
@@ -224,6 +225,7 @@ class Checkpointer:
         self._sync.long_barrier()
         outcome = max(self._sync.all_gather(self._outcome if self._spec.rank == 0 else 0))
         self._conclude(step, outcome)
+        self._link.event("phase", phase="training")
         return outcome == _COMMITTED
 
     def _conclude(self, step: int, outcome: int) -> None:
