@@ -80,7 +80,7 @@ def test_evaluations_stop_training_and_keep_the_best(tmp_path: Path, clicks: Pat
         tmp_path,
         clicks,
         epochs=10,
-        dense={"learning_rate": 0.05},  # too fast: it soon gets worse
+        dense_optimizer={"learning_rate": 0.05},  # too fast: it soon gets worse
         evaluation={"every_steps": 8, "metric": "logloss", "patience": 2, "save_best": True},
     )
     results = [result_of(events) for events in every]
