@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from paddlewheel.data_pipeline import native as encoder
 from paddlewheel.data_pipeline import quality
 from paddlewheel.data_pipeline.config import DataConfig
 from paddlewheel.data_pipeline.dataset import Dataset
@@ -219,7 +220,9 @@ def _check_lifecycles(job: JobConfig) -> None:
 
 
 def _check_processor(job: JobConfig, mode: Literal["train", "evaluate"]) -> None:
-    """What is to compute the dense part. Trainers on other machines check their own."""
+    """What is to encode rows and compute the dense part. Trainers on other machines check their own."""
+    if job.data.encoder_backend == "native":
+        encoder.choose("native")
     if job.train.device == "gpu":
         _check_gpu()
     else:

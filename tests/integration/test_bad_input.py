@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from paddlewheel.data_pipeline import native as encoder
 from paddlewheel.data_pipeline import synthetic
 from paddlewheel.deploy.cli import run
 from tests.unit.deploy.checks.test_model_check import OWN_MODEL
@@ -195,6 +196,17 @@ def test_bfloat16_on_a_processor_without_it(job: Job, monkeypatch: pytest.Monkey
     assert_says(job.capsys.readouterr().err, "train.precision: bfloat16", "Set train.precision to auto")
     # what it has learnt can be evaluated there, in float32: the refusal is another one
     assert_says(job.refusal(command="evaluate"), "no committed checkpoint")
+
+
+def test_an_encoder_that_cannot_be_built(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paddlewheel.data_pipeline.native._places", lambda: [job.folder / "none.so"])
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    encoder._loaded.cache_clear()
+    try:
+        job.raw["data"]["encoder_backend"] = "native"
+        assert_says(job.refusal(), "data.encoder_backend: native", "no C++ compiler", "apt-get install g++")
+    finally:
+        encoder._loaded.cache_clear()
 
 
 def test_operators_that_cannot_be_built(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
