@@ -23,6 +23,7 @@ from paddlewheel.deploy.launch.display import Unfailing
 from paddlewheel.deploy.launch.launcher import run_local
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import run_report
+from paddlewheel.trainer.coordinator.records import AttemptLost, CommitBegan, CommitDone, TrainersRunning
 from paddlewheel.trainer.coordinator.resume import read_journal
 from paddlewheel.trainer.job.config import JobConfig
 
@@ -227,25 +228,26 @@ def _cost(job: JobConfig, saboteur: _Saboteur, num_servers: int, seconds: float)
     report = run_report.report(run_dir)
     if not report.exact:
         raise DrillError("; ".join(report.reasons) or "a row was trained twice or left out")
-    causes = [record["cause"] for record in records if record["what"] == "lost"]
+    losses = [record for record in records if isinstance(record, AttemptLost)]
+    causes = [record.cause for record in losses]
     if len(causes) != 1:
         raise DrillError(f"one loss was planned, there were {len(causes)}: {'; '.join(causes)}")
-    lost = next(record for record in records if record["what"] == "lost")
-    again = [record for record in records if record["what"] == "running"][1]
-    committed = next(record for record in records if record["what"] == "committed")
+    lost = losses[0]
+    again = [record for record in records if isinstance(record, TrainersRunning)][1]
+    committed = next(record for record in records if isinstance(record, CommitDone))
     first = report.attempts[0]
-    cursor = next(record["cursor"] for record in records if record["what"] == "committing")
+    cursor = next(record.cursor for record in records if isinstance(record, CommitBegan))
     num_keys = _NUM_FEATURES * min(cursor["rows"], sum(rows for epoch, _, _, rows in cursor["spans"] if epoch == 0))
     return Cost(
         num_keys=num_keys,
         num_servers=num_servers,
-        detect_seconds=lost["time"] - lost["halting_seconds"] - saboteur.hit_at,
+        detect_seconds=lost.time - lost.halting_seconds - saboteur.hit_at,
         again_seconds=saboteur.again_at - saboteur.hit_at,
-        load_seconds=again["load_seconds"],
+        load_seconds=again.load_seconds or 0.0,
         rows_replayed=first.rows_replayed or 0,
-        save_seconds=committed["save_seconds"],
-        commit_seconds=committed["commit_seconds"],
-        num_bytes=committed["bytes"],
+        save_seconds=committed.save_seconds or 0.0,
+        commit_seconds=committed.commit_seconds or 0.0,
+        num_bytes=committed.bytes or 0,
         seconds=seconds,
     )
 

@@ -8,25 +8,28 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from paddlewheel.data_pipeline.signature import InputSignature
 from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.errors import PathError, ServerError
+from paddlewheel.pserver.messages import Remark
 from paddlewheel.trainer.checkpoint import manifest
 from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
 from paddlewheel.trainer.checkpoint.host_transfer import RemoteDraft, load_remote
 from paddlewheel.trainer.checkpoint.object_store import ObjectStore, RemoteCheckpoint
 from paddlewheel.trainer.checkpoint.store import is_remote
+from paddlewheel.trainer.coordinator.specs import TrainerSpec
 from paddlewheel.trainer.dense.program import DenseProgram
 from paddlewheel.trainer.distributed.process_group import ProcessGroup
+from paddlewheel.trainer.loop.span_log import Trained
 from paddlewheel.trainer.loop.train import Progress
+from paddlewheel.trainer.protocol.messages import CheckpointSaved, Committed, NotCommitted, PhaseChanged
 from paddlewheel.trainer.worker import warm_start
 from paddlewheel.trainer.worker.agent_channel import AgentChannel
 from paddlewheel.trainer.worker.coordinator_client import CoordinatorClient
-from paddlewheel.trainer.worker.spec import Spec
 from paddlewheel.trainer.worker.table_lifecycle import TableLifecycle
 
 _COMMITTED, _STOP, _BESIDE = 1, 2, 3
@@ -41,7 +44,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        spec: Spec,
+        spec: TrainerSpec,
         client: Client,
         program: DenseProgram,
         sync: ProcessGroup,
@@ -136,7 +139,7 @@ class Checkpointer:
     def save(
         self,
         progress: Progress,
-        trained: Mapping[str, Any],
+        trained: Trained,
         facts: Mapping[str, Any],
         advance_day: Sequence[str] = (),
         *,
@@ -160,7 +163,7 @@ class Checkpointer:
             SaveError: it is not, and the job cannot go on.
         """
         self.settle()
-        self._link.event("phase", phase="saving")
+        self._link.send(PhaseChanged(phase="saving"))
         started = time.monotonic()
         cursor, draft = self._coordinator.cursor(progress.step, progress.epoch, trained)
         outcome = 0
@@ -178,7 +181,7 @@ class Checkpointer:
             self._conclude(progress.step, outcome)
             if advance_day and outcome != _COMMITTED:
                 raise SaveError(f"the checkpoint at a day boundary (step {progress.step}) failed: see trainer 0's log")
-        self._link.event("phase", phase="training")
+        self._link.send(PhaseChanged(phase="training"))
         return outcome == _COMMITTED
 
     def settle(self) -> bool:
@@ -212,7 +215,7 @@ class Checkpointer:
         try:
             mark = self._client.mark()
         except ServerError as error:  # told to the coordinator as any save that fails
-            return self._commit(step, started, {}, error=f"{type(error).__name__}: {error}")
+            return self._failed(step, error)
         state = {name: np.array(value) for name, value in self._program.state().items()}
         facts = copy.deepcopy(dict(facts))
 
@@ -259,22 +262,22 @@ class Checkpointer:
                 },
             )
         except (OSError, ValueError, RuntimeError) as error:
-            kind = "job" if isinstance(error, PathError) else "runtime"
-            return self._commit(step, started, keys, error=f"{type(error).__name__}: {error}", kind=kind)
-        return self._commit(step, started, keys, draft=draft.address, seconds=time.monotonic() - started)
+            return self._failed(step, error)
+        reply = self._coordinator.commit(step, draft.address, time.monotonic() - started)
+        if not isinstance(reply, Committed):
+            return self._not_committed(step, reply)
+        self.saved = {"keys": keys, "checkpoint": reply.path, "checkpoint_seconds": time.monotonic() - started}
+        self._link.send(CheckpointSaved(step=step, **self.saved))
+        return _COMMITTED
 
-    def _commit(self, step: int, started: float, keys: dict[str, int], **fields: Any) -> int:
-        reply = self._coordinator.commit(step, **fields)
-        if reply["committed"]:
-            self.saved = {
-                "keys": keys,
-                "checkpoint": reply["path"],
-                "checkpoint_seconds": time.monotonic() - started,
-            }
-            self._link.event("checkpoint", step=step, **self.saved)
-            return _COMMITTED
-        self._link.event("log", level="error", message=f"checkpoint of step {step} failed: {reply['error']}")
-        return _STOP if reply.get("stop") else 0
+    def _failed(self, step: int, error: Exception) -> int:
+        """Trainer 0 could not save. A folder that servers cannot use will never do."""
+        kind: Literal["job", "runtime"] = "job" if isinstance(error, PathError) else "runtime"
+        return self._not_committed(step, self._coordinator.save_failed(step, f"{type(error).__name__}: {error}", kind))
+
+    def _not_committed(self, step: int, reply: NotCommitted) -> int:
+        self._link.send(Remark(level="error", message=f"checkpoint of step {step} failed: {reply.error}"))
+        return _STOP if reply.stop else 0
 
     def advance_unseen_days(self, tables: Sequence[str], step: int) -> None:
         """Only a save has the servers count a day; this one is thrown away. For trainer 0."""
