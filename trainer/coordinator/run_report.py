@@ -336,10 +336,10 @@ def _name(draft: str | None, cursors: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _stories(records: Sequence[Record]) -> list[AttemptRecord]:
     opened = [(place, record) for place, record in enumerate(records) if isinstance(record, AttemptOpened)]
-    following = [*opened[1:], (len(records), None)]
+    ends: list[tuple[int, AttemptOpened | None]] = [*opened, (len(records), None)]
     return [
         _story(begin, records[place + 1 : end], after, records[end:])
-        for (place, begin), (end, after) in zip(opened, following, strict=True)
+        for (place, begin), (end, after) in zip(opened, ends[1:], strict=True)
     ]
 
 
