@@ -6,7 +6,6 @@ when the first checkpoint is made. A server is killed in the second epoch; the j
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -203,8 +202,7 @@ class _Saboteur:
         self.again_at: float | None = None
 
     def update(self, status: pb.JobStatus) -> None:
-        said = json.loads(status.progress_json) if status.progress_json else {}
-        step = said.get("step", 0)
+        step = status.progress.step
         if self.hit_at is None:
             if step >= self._step and status.checkpoint.num_committed and status.checkpoint.state == "idle":
                 victim = next(m for m in status.members if m.role == pb.ROLE_PSERVER and m.rank == 0)
