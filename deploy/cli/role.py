@@ -32,7 +32,8 @@ def _arguments_of_an_agent() -> type:
     for field in dataclasses.fields(AgentOptions):
         if field.name in _NOT_FOR_PEOPLE:
             continue
-        kind = Annotated[_HINTS[field.name].__origin__, _parameter(field.name)]
+        plain: Any = _HINTS[field.name].__origin__
+        kind = Annotated[plain, _parameter(field.name)]  # type: ignore[valid-type]
         required = field.default is dataclasses.MISSING
         given.append((field.name, kind) if required else (field.name, kind, field.default))
     made = dataclasses.make_dataclass("AgentArguments", given, frozen=True, kw_only=True)

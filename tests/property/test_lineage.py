@@ -107,7 +107,7 @@ class Run:
         return cursor
 
     def commit(self, cursor: Cursor) -> None:
-        self.lineage.settle(cursor, committed=True)
+        self.lineage.commit_finished(cursor, committed=True)
         assert cursor.body["parent"] == (self.line[-1]["draft"] if self.line else None)
         self.line.append(dict(cursor.body))
 
@@ -142,7 +142,7 @@ def test_every_row_is_trained_once_whatever_is_lost(
                     if order.random() < 0.5:
                         run.commit(cursor)  # it was committed, but nobody lived to hear of it
                 elif order.random() < 0.2 and run.epoch < num_epochs:
-                    run.lineage.settle(cursor, committed=False)
+                    run.lineage.commit_finished(cursor, committed=False)
                 else:
                     run.commit(cursor)
                     assert run.lineage.is_last(cursor) or run.epoch < num_epochs

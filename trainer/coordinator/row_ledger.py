@@ -215,7 +215,7 @@ class RowLedger:
         reports, self._reports = self._reports, {}
         return self._move(asked.step, reports)
 
-    def settle(self, cursor: Cursor, *, committed: bool) -> None:
+    def commit_finished(self, cursor: Cursor, *, committed: bool) -> None:
         """The cursor's checkpoint is committed, or has failed: then its rows count for the next one."""
         if committed:
             self._committed = dict(cursor.body)

@@ -305,7 +305,7 @@ def _final_line(
                 f" {_name(head, cursors)}"
             )
     drafts = _ancestors(head, cursors)
-    line = [cursors[draft] for draft in reversed(drafts) if draft in cursors]
+    line: list[Mapping[str, Any]] = [cursors[draft] for draft in reversed(drafts) if draft in cursors]
     if len(line) < len(drafts):
         reasons.append(f"the record of a checkpoint in the line is missing ({drafts[-1]})")
     elif line and line[-1]["rows"] != sum(rows for cursor in line for *_, rows in cursor["spans"]):

@@ -40,7 +40,7 @@ from paddlewheel.trainer.coordinator.records import CommitBegan, CommitDone, Job
 from paddlewheel.trainer.coordinator.security import Security, SecurityError
 from paddlewheel.trainer.coordinator.state_machine import JobStateMachine, Phase
 from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE
-from paddlewheel.trainer.protocol.messages import Evaluation
+from paddlewheel.trainer.protocol.messages import Evaluation, MessageError
 from paddlewheel.trainer.telemetry import WebSecurityError, WebServer
 from paddlewheel.trainer.telemetry.discovery import TargetFile
 from paddlewheel.trainer.telemetry.logs import configure_logs
@@ -304,7 +304,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         session = self._num_sessions
         try:
             joined = inbound.joined(session, await anext(aiter(request_iterator), None))
-        except inbound.MessageError as error:
+        except MessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         outbox: asyncio.Queue[pb.AgentCommand | None] = asyncio.Queue()
         self._outboxes[session] = outbox
@@ -324,7 +324,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             async for message in stream:
                 try:
                     event = inbound.event_of(session, message)
-                except inbound.MessageError as error:
+                except MessageError as error:
                     self._note("error", f"an agent is dropped, for it says what cannot be: {error}")
                     return
                 if event is not None:
@@ -343,7 +343,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """The job, again and again, until it is over."""
         try:
             interval = inbound.watch_interval_seconds(request)
-        except inbound.MessageError as error:
+        except MessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         self._observers += 1
         try:
@@ -364,7 +364,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """A checkpoint at the next step; waits until it is committed."""
         try:
             timeout = inbound.checkpoint_timeout_seconds(request)
-        except inbound.MessageError as error:
+        except MessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         future: asyncio.Future[messages.CheckpointDone] = self._loop.create_future()
         self._asking.append(future)
@@ -379,7 +379,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """An ordered stop."""
         try:
             stop = inbound.stop_of(request)
-        except inbound.MessageError as error:
+        except MessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         self.apply(stop)
         return pb.StopReply()

@@ -170,7 +170,7 @@ class JobStateMachine:
             case CheckpointAsked():
                 self._ask_for_checkpoint()
             case CommitFinished():
-                self._settled(event, now)
+                self._commit_finished(event, now)
             case Examined():
                 self._examined(event, now)
             case Tick():
@@ -263,10 +263,10 @@ class JobStateMachine:
         elif self.phase not in {Phase.STOPPING, Phase.DRAINING} and self.result is None:
             self._fail(cause, now)
 
-    def _settled(self, event: CommitFinished, now: float) -> None:
+    def _commit_finished(self, event: CommitFinished, now: float) -> None:
         if not event.error and event.commit.cursor.body["rows"] > self._rows_at_start:
             self._num_fruitless = 0
-        cause = self._requests.settle(event, now)
+        cause = self._requests.commit_finished(event, now)
         if self.phase is not Phase.ABORTING:
             self._end_if(cause, now)
 
@@ -378,20 +378,20 @@ class JobStateMachine:
     def _advance(self, now: float) -> None:
         """Moves on from the phase if it is complete or its time is up; more than once if need be."""
         steps = {
-            Phase.RENDEZVOUS: self._leave_gathering,
+            Phase.RENDEZVOUS: self._leave_rendezvous,
             Phase.SERVERS: self._leave_servers,
             Phase.TRAINERS: self._leave_trainers,
             Phase.RUNNING: self._leave_running,
             Phase.STOPPING: self._leave_stopping,
             Phase.DRAINING: self._leave_draining,
-            Phase.ABORTING: self._leave_halting,
+            Phase.ABORTING: self._leave_aborting,
         }
         before: Phase | None = None
         while before is not self.phase and self.phase is not Phase.OVER:
             before = self.phase
             steps[before](now)
 
-    def _leave_gathering(self, now: float) -> None:
+    def _leave_rendezvous(self, now: float) -> None:
         if (
             now >= self._not_before
             and not self._requests.is_committing
@@ -432,9 +432,9 @@ class JobStateMachine:
             stop = self._stop if self.result is None else None
             self._finish(Outcome(stop.exit_code, stop.reason) if stop else Outcome(EXIT_DONE))
 
-    def _leave_halting(self, now: float) -> None:
+    def _leave_aborting(self, now: float) -> None:
         if self._doubt is None and self._all_gone(now, self.limits.kill_grace_seconds):
-            self._settle(now)
+            self._conclude_attempt(now)
 
     def _open(self, now: float) -> None:
         self.attempt += 1
@@ -522,7 +522,7 @@ class JobStateMachine:
                     self._lose(member, "did not end its worker when told to", now)
         return not self._requests.is_committing and not any(member.has_worker for member in self.members.values())
 
-    def _settle(self, now: float) -> None:
+    def _conclude_attempt(self, now: float) -> None:
         """After ABORTING: says why, and decides whether to start again."""
         cause = self._causes.best
         if self._stop is not None:

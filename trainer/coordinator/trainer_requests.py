@@ -85,7 +85,7 @@ class Requests:
         if plan.days is not None:
             facts["days"] = list(plan.days)
         self._facts = facts
-        self._lineage = RowLedger(plan.job.cluster.trainers, plan.num_epochs, start.cursor, facts)
+        self._ledger = RowLedger(plan.job.cluster.trainers, plan.num_epochs, start.cursor, facts)
         self._attempt = 0
         self._asking: dict[int, int] = {}  # the number of each trainer's request for the cursor that is under way
         self._hosts: tuple[int, dict[int, HostAnswer]] | None = None  # request of trainer 0; answers by server
@@ -100,7 +100,7 @@ class Requests:
         self._attempt = attempt
         if self._plan.mode == "train" and attempt > 1:
             self._outbox.do(Discard(f".step-*-attempt-{attempt - 1}-draft-*"))
-        self._lineage.begin(attempt)
+        self._ledger.begin(attempt)
         self._asking, self._hosts, self.checkpoint.state = {}, None, "idle"
 
     def go_back(self, start: StartPoint, now: float) -> None:
@@ -110,7 +110,7 @@ class Requests:
         state.step, state.path, state.committed_at = -1, "", 0.0
         if start.path and start.cursor:
             state.step, state.path, state.committed_at = start.cursor["step"], start.path, now
-        self._lineage = RowLedger(self._plan.job.cluster.trainers, self._plan.num_epochs, start.cursor, self._facts)
+        self._ledger = RowLedger(self._plan.job.cluster.trainers, self._plan.num_epochs, start.cursor, self._facts)
         for note in start.notes:
             self._outbox.note("warning", note)
 
@@ -141,13 +141,13 @@ class Requests:
     @property
     def committed_draft(self) -> str | None:
         """The name under which the newest checkpoint was made; None before the first."""
-        cursor = self._lineage.cursor
+        cursor = self._ledger.cursor
         return str(cursor["draft"]) if cursor else None
 
     @property
     def committed_rows(self) -> int:
         """Rows that the newest checkpoint has seen."""
-        cursor = self._lineage.cursor
+        cursor = self._ledger.cursor
         return int(cursor["rows"]) if cursor else 0
 
     # -- when to save
@@ -182,14 +182,14 @@ class Requests:
                 case EpochRequest() as asked:
                     self._open_epoch(member, request.id, asked)
                 case LeaseRequest(epoch=epoch):
-                    slices = self._lineage.lease(member.role_rank.rank, epoch)
+                    slices = self._ledger.lease(member.role_rank.rank, epoch)
                     self._reply(member, request.id, LeaseReply(slices=tuple(slices)))
                 case CursorRequest() as asked:
-                    self._take_report(member, request.id, asked)
+                    self._report_cursor(member, request.id, asked)
                 case HostsRequest(order=order):
                     self._ask_hosts(member, request.id, order)
                 case CommitRequest() | SaveFailed() as asked:
-                    return self._begin_commit(member, request.id, asked, now)
+                    return self._commit(member, request.id, asked, now)
         except RowLedgerError as error:
             self._outbox.note("error", f"{member.role_rank}: {error}")
             self._reply(member, request.id, Refusal(error=str(error), kind=error.kind))
@@ -206,11 +206,11 @@ class Requests:
             by_rank = tuple(answers[rank] for rank in sorted(answers))
             self._reply(self._members.first_trainer, number, HostsReply(answers=by_rank))
 
-    def settle(self, event: CommitFinished, now: float) -> Cause | None:
+    def commit_finished(self, event: CommitFinished, now: float) -> Cause | None:
         """What became of a commit; returns what ends the attempt, if that does."""
         cursor, first = event.commit.cursor, self._members.first_trainer
         committed = not event.error
-        self._lineage.settle(cursor, committed=committed)
+        self._ledger.commit_finished(cursor, committed=committed)
         self._committing = None
         state = self.checkpoint
         if committed:
@@ -237,14 +237,14 @@ class Requests:
             self._reply(first, request[1], Committed(path=event.path))
             return None
         on_failure = self._plan.job.checkpoint.on_failure
-        stop = event.is_for_good or self._lineage.is_last(cursor) or on_failure == "stop"
+        stop = event.is_for_good or self._ledger.is_last(cursor) or on_failure == "stop"
         self._reply(first, request[1], NotCommitted(error=event.error, stop=stop))
         text = f"could not save the checkpoint of step {cursor.step}: {event.error}"
         weight = Severity.FIX_JOB if event.is_for_good else Severity.LOSS
         return Cause(weight, text, first.role_rank) if stop else None
 
     def _open_epoch(self, member: Member, number: int, asked: EpochRequest) -> None:
-        done, plan = self._lineage.open_epoch(asked)
+        done, plan = self._ledger.open_epoch(asked)
         self._reply(member, number, EpochReply(done=tuple(sorted(done.items()))))
         if plan is None:
             return
@@ -263,11 +263,11 @@ class Requests:
         what = f"epoch {epoch + 1}" if record.day is None else f"day {epoch + 1} ({record.day})"
         self._outbox.note("info", f"{what} of {self._plan.num_epochs} begins: {rows} to train", record)
 
-    def _take_report(self, member: Member, number: int, asked: CursorRequest) -> None:
+    def _report_cursor(self, member: Member, number: int, asked: CursorRequest) -> None:
         self._asking[member.role_rank.rank] = number
         if self.checkpoint.state in {"idle", "asked"}:
             self.checkpoint.state = "saving"
-        cursor = self._lineage.report(member.role_rank.rank, asked)
+        cursor = self._ledger.report(member.role_rank.rank, asked)
         if cursor is None:
             return
         asking, self._asking = self._asking, {}
@@ -284,14 +284,14 @@ class Requests:
             if server.session is not None:
                 self._outbox.do(HostRequest(server.session, self._attempt, order))
 
-    def _begin_commit(self, member: Member, number: int, asked: CommitRequest | SaveFailed, now: float) -> Cause | None:
-        cursor = self._lineage.pending
+    def _commit(self, member: Member, number: int, asked: CommitRequest | SaveFailed, now: float) -> Cause | None:
+        cursor = self._ledger.pending
         if cursor is None or self._committing is not None or asked.step != cursor.step or member.role_rank.rank != 0:
             raise RowLedgerError("a commit was asked for that fits no cursor")
         self._commit_request = (self._attempt, number)
         if isinstance(asked, SaveFailed):
             error, is_for_good = f"saving failed: {asked.error}", asked.kind == "job"
-            return self.settle(CommitFinished(Commit(cursor, 0.0), error=error, is_for_good=is_for_good), now)
+            return self.commit_finished(CommitFinished(Commit(cursor, 0.0), error=error, is_for_good=is_for_good), now)
         if asked.draft.rstrip("/").rpartition("/")[2] != cursor.draft:
             raise RowLedgerError(f"the draft {asked.draft} is not {cursor.draft}")
         self.checkpoint.state = "committing"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import inbound, messages
-from paddlewheel.trainer.coordinator.inbound import MessageError
+from paddlewheel.trainer.protocol.messages import MessageError
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -1.0, 86_401.0])
