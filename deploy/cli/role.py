@@ -33,7 +33,7 @@ def _arguments_of_an_agent() -> type:
         if field.name in _NOT_FOR_PEOPLE:
             continue
         plain: Any = _HINTS[field.name].__origin__
-        kind = Annotated[plain, _parameter(field.name)]  # type: ignore[valid-type]
+        kind = Annotated[plain, _parameter(field.name)]
         required = field.default is dataclasses.MISSING
         given.append((field.name, kind) if required else (field.name, kind, field.default))
     made = dataclasses.make_dataclass("AgentArguments", given, frozen=True, kw_only=True)
