@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
@@ -88,6 +89,13 @@ def _shape(descriptor: Any) -> str:
     return "tuple"
 
 
+@functools.cache
+def _names_of_tuple(descriptor: Any) -> tuple[str, ...] | None:
+    """The fields of a message that stands for a tuple of several members; None: it stands for something else."""
+    names = tuple(field.name for field in descriptor.fields)
+    return names if _shape(descriptor) == "tuple" and len(names) > 1 else None
+
+
 # ---------------------------------------------------------------------------------------------------------- to protobuf
 
 
@@ -119,9 +127,12 @@ def _put(target: Proto, field: _Field, value: Any) -> None:
             for key, each in value.items():
                 _fill_any(place[key], each)
         case "messages":
-            place = getattr(target, field.name)
+            place, names = getattr(target, field.name), _names_of_tuple(field.descriptor)
             for each in value:
-                _fill_any(place.add(), each)
+                if names is not None:  # spans are many
+                    place.add(**dict(zip(names, each, strict=True)))
+                else:
+                    _fill_any(place.add(), each)
         case "message":
             _fill_any(getattr(target, field.name), value)
         case "union":
@@ -192,7 +203,9 @@ def _get(message: Proto, field: _Field) -> Any:
         case "map of messages":
             return {key: _plain_any(each) for key, each in getattr(message, field.name).items()}
         case "messages":
-            return tuple(_plain_any(each) for each in getattr(message, field.name))
+            names = _names_of_tuple(field.descriptor)
+            make = _plain_any if names is None else operator.attrgetter(*names)
+            return tuple(map(make, getattr(message, field.name)))
         case "message":
             return _plain_any(getattr(message, field.name)) if message.HasField(field.name) else None
     which = message.WhichOneof(field.name)
