@@ -16,7 +16,7 @@ from paddlewheel.pserver.config import Tables
 class Message(BaseModel):
     """The base of all messages: frozen, and strict about names and types."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 def _finite_or_none(value: Any) -> Any:
