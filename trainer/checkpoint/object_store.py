@@ -34,6 +34,8 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from paddlewheel.pserver.errors import is_for_good
+from paddlewheel.pserver.saved_tables import SavedTable, parse_description
+from paddlewheel.trainer.checkpoint import object_draft
 from paddlewheel.trainer.checkpoint.manifest import (
     CURSOR,
     DENSE,
@@ -46,10 +48,13 @@ from paddlewheel.trainer.checkpoint.manifest import (
     parse_manifest,
     step_of,
 )
-from paddlewheel.trainer.checkpoint.store import ASIDE, Checkpoints, aside_name
+from paddlewheel.trainer.checkpoint.object_draft import Facts, Hosts, RemoteDraft
+from paddlewheel.trainer.checkpoint.store import ASIDE, Checkpoints, SavedModel, aside_name
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
+
+    from paddlewheel.pserver.client import Client
 
 _CHUNK_BYTES = 4 << 20
 _NUM_THREADS = 4
@@ -59,9 +64,6 @@ _REMEDY = (
     "credentials, region and endpoint come from the environment (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or "
     "AWS_PROFILE, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL)"
 )
-
-Facts = dict[str, Any]
-"""What a manifest says of a file: bytes, xxh3_128."""
 
 
 class StoreError(OSError):
@@ -74,13 +76,15 @@ class CancelledError(RuntimeError):
 
 @dataclass(frozen=True)
 class RemoteCheckpoint:
-    """A committed checkpoint but for its sparse parts, verified. tables: the text of each table's description."""
+    """A committed checkpoint but for its sparse parts, verified. descriptions: texts, by table."""
 
     address: str
     manifest: Mapping[str, Any]
     cursor: Mapping[str, Any]
     dense_bytes: bytes
-    tables: Mapping[str, str]
+    descriptions: Mapping[str, str]
+
+    readable = False
 
     def dense(self) -> dict[str, Any]:
         """Parameters and optimizer state by name."""
@@ -88,6 +92,10 @@ class RemoteCheckpoint:
 
         loaded: dict[str, Any] = load(self.dense_bytes)
         return loaded
+
+    def tables(self) -> dict[str, SavedTable]:
+        """By name; their parts are in the store."""
+        return {name: parse_description(text, Path("sparse", name)) for name, text in self.descriptions.items()}
 
 
 class ObjectStore(Checkpoints):
@@ -97,9 +105,17 @@ class ObjectStore(Checkpoints):
         location: the address; without options, user or password.
         owner: the coordinator on whose behalf drafts are written; None: a new one.
         cancelled: ends transfers when it is set.
+        hosts: of the servers, if tables are to be saved or loaded.
     """
 
-    def __init__(self, location: str, owner: str | None = None, cancelled: threading.Event | None = None) -> None:
+    def __init__(
+        self,
+        location: str,
+        owner: str | None = None,
+        cancelled: threading.Event | None = None,
+        hosts: Hosts | None = None,
+    ) -> None:
+        self._hosts = hosts
         self.location = location.rstrip("/")
         self.owner = owner or uuid.uuid4().hex[:12]
         self._cancelled = cancelled or threading.Event()
@@ -199,6 +215,24 @@ class ObjectStore(Checkpoints):
         }
         cursor = parse_cursor(self._fetch_bytes(address, manifest, CURSOR), address)
         return RemoteCheckpoint(address, manifest, cursor, self._fetch_bytes(address, manifest, DENSE), tables)
+
+    def read_model(self, address: str, *, verify: bool) -> RemoteCheckpoint:
+        return self.read(address)  # what is small, and verified on its way
+
+    def load_tables(self, client: Client, saved: SavedModel) -> None:
+        assert isinstance(saved, RemoteCheckpoint)
+        object_draft.load_tables(client, saved, self._given_hosts())
+
+    def new_draft(self, name: str, step: int) -> RemoteDraft:
+        return RemoteDraft(self, self._given_hosts(), name, step)
+
+    def folder_seen_by_servers(self, run_dir: Path) -> Path:
+        return run_dir
+
+    def _given_hosts(self) -> Hosts:
+        if self._hosts is None:
+            raise CheckpointError(f"{self.location}: to save or load tables there, the hosts of the servers are needed")
+        return self._hosts
 
     def best(self) -> str | None:
         try:

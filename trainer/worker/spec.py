@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paddlewheel.trainer.checkpoint.host_transfer import StagingPlan
+from paddlewheel.trainer.checkpoint.object_draft import StagingPlan
 from paddlewheel.trainer.job.config import JobConfig
 
 

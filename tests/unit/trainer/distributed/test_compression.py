@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlewheel.trainer.dense.inputs import TableLayout
-from paddlewheel.trainer.dense.program import DenseProgram, Gradients
+from paddlewheel.trainer.dense.program import DenseProgram, HostGradients
 from paddlewheel.trainer.distributed.compression import CompressedSum
-from paddlewheel.trainer.distributed.process_group import ProcessGroup
+from paddlewheel.trainer.distributed.process_group import SingleGroup
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.job.errors import ConfigError
 from paddlewheel.trainer.job.train import DenseOptimizerConfig
@@ -191,7 +191,7 @@ def test_a_step_that_is_not_applied_leaves_the_residual_alone():
     def step(values_N, tail, *, apply):
         buffer.clear()
         flat_N = np.append(values_N, tail[:2]).astype(np.float32)
-        buffer.take(Gradients(flat_N, {}, np.zeros((1, 1), np.float32)))
+        buffer.take(HostGradients(flat_N, {}, np.zeros((1, 1), np.float32)))
         buffer.tail[2:] = tail[2:]
         peer = threading.Thread(
             target=other.all_reduce, args=(np.zeros(program.num_floats, np.float32), np.ones(3, np.float32))
@@ -215,9 +215,9 @@ def test_a_step_that_is_not_applied_leaves_the_residual_alone():
 def test_a_step_without_a_batch_adds_nothing_of_the_one_before():
     """A buffer keeps the last sum until the next gradient is written over it."""
     program = _program()
-    buffer, alone = program.buffer(3), ProcessGroup(0, 1, "", interface=None)
+    buffer, alone = program.buffer(3), SingleGroup()
     buffer.clear()
-    buffer.take(Gradients(np.ones(program.num_floats + 2, np.float32), {}, np.zeros((1, 1), np.float32)))
+    buffer.take(HostGradients(np.ones(program.num_floats + 2, np.float32), {}, np.zeros((1, 1), np.float32)))
     buffer.sum(alone)
     assert (buffer._gradient_N == 1).all()
     buffer.clear()

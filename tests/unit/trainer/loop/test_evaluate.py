@@ -15,6 +15,7 @@ from paddlewheel.data_pipeline.batch import Batch
 from paddlewheel.trainer.loop.evaluate import BrokenOffError, Scores, evaluate, merge_groups
 from paddlewheel.trainer.loop.metrics import GroupedMetrics
 from paddlewheel.trainer.worker.agent_channel import to_json
+from tests.support.fakes import CountingTables, LabelPredictor
 
 
 class Together:
@@ -223,20 +224,9 @@ def test_a_score_that_is_not_finite_is_counted_and_leaves_the_rest_alone(rows) -
     json.loads(to_json(found), parse_constant=pytest.fail)
 
 
-class _Still:
-    """Keys that all have the same value; a program whose score is the label, as far as one can tell."""
-
-    def pull(self, table: str, keys_U: np.ndarray) -> np.ndarray:
-        return np.zeros((len(keys_U), 1), np.float32)
-
-    def predict(self, batch: Batch, rows: dict) -> np.ndarray:
-        assert batch.num_rows, "a batch without rows has nothing to score"
-        return 2 * batch.labels_BL - 1
-
-
 def _evaluated(sync: Member, batches: list[Batch], is_to_stop) -> dict | str:
     try:
-        return evaluate(_Still(), _Still(), sync, iter(batches), is_to_stop=is_to_stop)
+        return evaluate(LabelPredictor(), CountingTables(), sync, iter(batches), is_to_stop=is_to_stop)
     except BrokenOffError:
         return "broken off"
 

@@ -11,10 +11,12 @@ import pytest
 
 from paddlewheel.pserver.errors import PathError, ServerError
 from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
 from paddlewheel.trainer.checkpoint.manifest import CheckpointError
 from paddlewheel.trainer.job.config import JobConfig
-from paddlewheel.trainer.loop.train import Progress
+from paddlewheel.trainer.loop.train import Progress, Signals
 from paddlewheel.trainer.worker.checkpointer import Checkpointer, SaveError
+from paddlewheel.trainer.worker.context import WorkerContext
 from paddlewheel.trainer.worker.spec import Spec
 
 DATA = {"train": "x", "labels": ["y"], "sparse": [{"name": "a"}]}
@@ -112,7 +114,9 @@ class Trainer:
         self.events, self.life = [], []
         link = SimpleNamespace(event=lambda name, **fields: self.events.append((name, fields)))
         life = SimpleNamespace(on_saved=lambda tables, readable: self.life.append((sorted(tables), readable)))
-        self.saver = Checkpointer(spec, self.servers, self.program, self.others, life, self.coordinator, link)
+        store = open_checkpoints(job.checkpoint_location)
+        context = WorkerContext(spec, self.others, self.servers, self.program, self.coordinator, link, Signals(), store)
+        self.saver = Checkpointer(context, life)
         self.folder = Path(run, "checkpoints")
 
     def save(self, advance_day=(), **how):

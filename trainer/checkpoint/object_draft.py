@@ -1,0 +1,119 @@
+"""Trainer 0's side of checkpoints in an object store; the servers' hosts do the other one (host_transfer.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paddlewheel.pserver.config import table_id
+from paddlewheel.pserver.saved_tables import Part, SavedTable
+from paddlewheel.trainer.checkpoint.manifest import CURSOR, DENSE, CheckpointError
+
+if TYPE_CHECKING:
+    from paddlewheel.pserver.client import Client
+    from paddlewheel.trainer.checkpoint.object_store import ObjectStore, RemoteCheckpoint
+
+LOADED = "loaded"
+"""Where in its folder a host puts what it has fetched."""
+
+Facts = dict[str, Any]
+"""What a manifest says of a file: bytes, xxh3_128."""
+
+AskHosts = Callable[[dict[str, Any]], Sequence[Mapping[str, Any]]]
+"""Sends an order to the agents of all servers; their answers in rank order."""
+
+
+@dataclass(frozen=True)
+class StagingPlan:
+    """What the coordinator tells of the way to the store. folders: of the servers' hosts, in rank order."""
+
+    folders: tuple[str, ...]
+    owner: str
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> StagingPlan:
+        return cls(tuple(raw["folders"]), raw["owner"])
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The agents of the servers, as a trainer reaches them. ask: sends an order to all, and waits."""
+
+    plan: StagingPlan
+    ask: AskHosts
+
+
+class RemoteDraft:
+    """A checkpoint under construction in an object store: `save`, then `finish`. Trainer 0's side."""
+
+    readable = False
+
+    def __init__(self, store: ObjectStore, hosts: Hosts, name: str, step: int) -> None:
+        self._store, self._hosts, self._name, self._step = store, hosts, name, step
+        self.address = store.draft(name)
+        self._files: dict[str, Facts] = {}
+
+    def save(
+        self, client: Client, *, advance_day: Collection[str] = (), mark: str | None = None
+    ) -> dict[str, SavedTable]:
+        """Have the servers save and their hosts upload; advance_day: see `Client.save`. mark: save the state there.
+
+        Raises:
+            CheckpointError, ServerError, StoreError: it is not complete, and never will be.
+        """
+        self._answers({"order": "prepare", "draft": self._name, "bytes": list(client.save_bytes())})
+
+        def collect() -> list[dict[str, list[Part]]]:
+            answers = self._answers({"order": "upload", "draft": self._name})
+            return [{n: [Part(*p) for p in parts] for n, parts in answer["tables"].items()} for answer in answers]
+
+        saved = client.save_per_host(
+            [Path(folder, self._name) for folder in self._hosts.plan.folders],
+            collect,
+            advance_day=advance_day,
+            mark=mark,
+        )
+        for name, table in saved.items():
+            folder = f"sparse/{name}/{table_id(name):03d}"
+            self._files |= {f"{folder}/{part.name}": facts_of(part) for part in table.parts}
+            self._files |= self._store.put(self.address, {f"sparse/{name}/table.json": table.description.encode()})
+        return saved
+
+    def finish(
+        self, *, dense: Mapping[str, Any], cursor: Mapping[str, Any], facts: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """As `manifest.Draft.finish`."""
+        import numpy as np
+        from safetensors.numpy import save
+
+        content = {
+            DENSE: save({name: np.ascontiguousarray(value) for name, value in dense.items()}),
+            CURSOR: json.dumps(cursor).encode(),
+        }
+        files = self._files | self._store.put(self.address, content)
+        return self._store.finish(self.address, self._step, facts, files)
+
+    def _answers(self, order: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
+        answers = self._hosts.ask(order)
+        for rank, answer in enumerate(answers):
+            if "error" in answer:
+                raise CheckpointError(f"the host of pserver {rank}: {answer['error']}")
+        return answers
+
+
+def load_tables(client: Client, saved: RemoteCheckpoint, hosts: Hosts) -> None:
+    """Have the servers load what their hosts have fetched.
+
+    Raises:
+        CheckpointError: the tables do not fit.
+    """
+    client.load_per_host([Path(folder, LOADED) for folder in hosts.plan.folders], saved.tables())
+    hosts.ask({"order": "forget"})
+
+
+def facts_of(part: Part) -> Facts:
+    """Size and hash of a part, as a manifest has them."""
+    return {"bytes": part.num_bytes, "xxh3_128": part.xxh3_128}
