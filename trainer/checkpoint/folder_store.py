@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from paddlewheel.trainer.checkpoint import manifest
 from paddlewheel.trainer.checkpoint.manifest import Checkpoint, Draft
-from paddlewheel.trainer.checkpoint.object_draft import Hosts
 from paddlewheel.trainer.checkpoint.object_store import ObjectStore
 from paddlewheel.trainer.checkpoint.store import Checkpoints, DirectoryBusyError, SavedModel, aside_name, is_remote
 
 if TYPE_CHECKING:
     from paddlewheel.pserver.client import Client
+    from paddlewheel.trainer.checkpoint.object_draft import Hosts
 
 _LEFTOVER = re.compile(r"\.(warm-start-.*|step-\d+-.*|step-\d+\.draft|removed-.*|LATEST\.new)")
 _REPLACED = re.compile(r"\.replaced-(\d+)")

@@ -14,13 +14,10 @@ from paddlewheel.trainer.checkpoint.manifest import CURSOR, DENSE, CheckpointErr
 
 if TYPE_CHECKING:
     from paddlewheel.pserver.client import Client
-    from paddlewheel.trainer.checkpoint.object_store import ObjectStore, RemoteCheckpoint
+    from paddlewheel.trainer.checkpoint.object_store import Facts, ObjectStore, RemoteCheckpoint
 
 LOADED = "loaded"
 """Where in its folder a host puts what it has fetched."""
-
-Facts = dict[str, Any]
-"""What a manifest says of a file: bytes, xxh3_128."""
 
 AskHosts = Callable[[dict[str, Any]], Sequence[Mapping[str, Any]]]
 """Sends an order to the agents of all servers; their answers in rank order."""

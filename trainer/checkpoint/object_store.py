@@ -34,8 +34,6 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from paddlewheel.pserver.errors import is_for_good
-from paddlewheel.pserver.saved_tables import SavedTable, parse_description
-from paddlewheel.trainer.checkpoint import object_draft
 from paddlewheel.trainer.checkpoint.manifest import (
     CURSOR,
     DENSE,
@@ -48,13 +46,17 @@ from paddlewheel.trainer.checkpoint.manifest import (
     parse_manifest,
     step_of,
 )
-from paddlewheel.trainer.checkpoint.object_draft import Facts, Hosts, RemoteDraft
 from paddlewheel.trainer.checkpoint.store import ASIDE, Checkpoints, SavedModel, aside_name
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
     from paddlewheel.pserver.client import Client
+    from paddlewheel.pserver.saved_tables import SavedTable
+    from paddlewheel.trainer.checkpoint.object_draft import Hosts, RemoteDraft
+
+Facts = dict[str, Any]
+"""What a manifest says of a file: bytes, xxh3_128."""
 
 _CHUNK_BYTES = 4 << 20
 _NUM_THREADS = 4
@@ -95,6 +97,8 @@ class RemoteCheckpoint:
 
     def tables(self) -> dict[str, SavedTable]:
         """By name; their parts are in the store."""
+        from paddlewheel.pserver.saved_tables import parse_description
+
         return {name: parse_description(text, Path("sparse", name)) for name, text in self.descriptions.items()}
 
 
@@ -220,10 +224,14 @@ class ObjectStore(Checkpoints):
         return self.read(address)  # what is small, and verified on its way
 
     def load_tables(self, client: Client, saved: SavedModel) -> None:
+        from paddlewheel.trainer.checkpoint import object_draft
+
         assert isinstance(saved, RemoteCheckpoint)
         object_draft.load_tables(client, saved, self._given_hosts())
 
     def new_draft(self, name: str, step: int) -> RemoteDraft:
+        from paddlewheel.trainer.checkpoint.object_draft import RemoteDraft
+
         return RemoteDraft(self, self._given_hosts(), name, step)
 
     def folder_seen_by_servers(self, run_dir: Path) -> Path:
