@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +76,71 @@ class WritingGroup(SingleGroup):
         self.log.append("barrier")
 
 
+class ThreadGroup:
+    """A trainer's place among threads of this process: what each of them sends reaches the others."""
+
+    @staticmethod
+    def of(num_trainers: int) -> list[ThreadGroup]:
+        """The places, by rank."""
+        meeting = threading.Barrier(num_trainers, timeout=30)
+        arrays: list[NDArray[Any]] = [np.zeros(0)] * num_trainers
+        queues = [[Queue[NDArray[Any]]() for _ in range(num_trainers)] for _ in range(num_trainers)]
+        return [ThreadGroup(rank, meeting, arrays, queues) for rank in range(num_trainers)]
+
+    def __init__(
+        self,
+        rank: int,
+        meeting: threading.Barrier,
+        arrays: list[NDArray[Any]],
+        queues: list[list[Queue[NDArray[Any]]]],
+    ) -> None:
+        self.rank, self.num_trainers = rank, len(queues)
+        self._meeting, self._arrays, self._queues = meeting, arrays, queues
+        self.num_sent_bytes = 0
+        """By `all_to_all`."""
+
+    def all_reduce(self, array: NDArray[Any]) -> NDArray[Any]:
+        self._arrays[self.rank] = array.copy()
+        self._meeting.wait()
+        assert len({(a.shape, a.dtype) for a in self._arrays}) == 1
+        array[...] = np.sum(self._arrays, axis=0)
+        self._meeting.wait()
+        return array
+
+    def all_to_all(self, outgoing: Mapping[int, NDArray[Any]], incoming: Mapping[int, NDArray[Any]]) -> None:
+        for peer, array in outgoing.items():
+            self._queues[self.rank][peer].put(array.copy())
+            self.num_sent_bytes += array.nbytes
+        for peer, array in incoming.items():
+            array[:] = self._queues[peer][self.rank].get(timeout=20)
+
+    def all_gather(self, value: int) -> list[int]:
+        slots_T = np.zeros(self.num_trainers, np.int64)
+        slots_T[self.rank] = value
+        return [int(v) for v in self.all_reduce(slots_T)]
+
+    def barrier(self) -> None:
+        self._meeting.wait()
+
+    def long_barrier(self) -> None:
+        self._meeting.wait()
+
+
+class ToldGroup(SingleGroup):
+    """One of two trainers, whose other one always answers the same. Counts the long waits."""
+
+    num_trainers = 2
+
+    def __init__(self, told: int) -> None:
+        self.told, self.waited = told, 0
+
+    def all_gather(self, value: int) -> list[int]:
+        return [value, self.told]
+
+    def long_barrier(self) -> None:
+        self.waited += 1
+
+
 class EvaluationEveryStep(NothingDue):
     """A schedule with an evaluation after every step."""
 
@@ -107,7 +173,7 @@ if TYPE_CHECKING:
     def _conform_too(
         cpu: DenseProgram, gpu: GpuProgram, exported: ExportedProgram, gloo: GlooGroup, job: JobSchedule
     ) -> tuple[list[Predictor], list[ProcessGroup], list[Schedule]]:
-        groups: list[ProcessGroup] = [gloo, SingleGroup(), WritingGroup([])]
+        groups: list[ProcessGroup] = [gloo, SingleGroup(), WritingGroup([]), ToldGroup(0), *ThreadGroup.of(2)]
         return [cpu, gpu, exported, LabelPredictor()], groups, [job, NothingDue(), EvaluationEveryStep()]
 
     def _stores(folder: Folder, remote: ObjectStore) -> list[Checkpoints]:

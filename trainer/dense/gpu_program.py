@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from paddlewheel.data_pipeline.batch import Batch
 from paddlewheel.trainer.dense.inputs import Floats, TableLayout
-from paddlewheel.trainer.dense.program import DenseProgram, biases_in, padded_count, with_biases
+from paddlewheel.trainer.dense.program import DenseProgram, PaddlePrograms, biases_in, padded_count, with_biases
 from paddlewheel.trainer.distributed.nccl import Nccl
 from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.train import DenseOptimizerConfig, WireType
@@ -173,6 +173,11 @@ class GpuProgram:
                 f"  {found}\nRun `paddlewheel gpu build` again on this machine, then `paddlewheel gpu check`. If it "
                 "stays, the driver, the compiler or the GPU is at fault: train with train.device: cpu"
             )
+
+    @property
+    def programs(self) -> PaddlePrograms:
+        """What Paddle has built."""
+        return self._paddle.programs
 
     # ------------------------------------------------------------------------------------------------------------ steps
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from queue import Queue
 
 import numpy as np
 import pytest
@@ -20,32 +19,17 @@ from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.job.errors import ConfigError
 from paddlewheel.trainer.job.train import DenseOptimizerConfig
 from paddlewheel.trainer.models import parse_model
+from tests.support.fakes import ThreadGroup
 
 WIRES = ("bfloat16", "float16")
 DIGITS = {"bfloat16": 8, "float16": 11}
-
-
-class Memory:
-    """A trainer's place among threads of this process."""
-
-    def __init__(self, rank, queues):
-        self.rank, self.num_trainers, self._queues = rank, len(queues), queues
-        self.num_sent_bytes = 0
-
-    def all_to_all(self, outgoing, incoming):
-        for peer, array in outgoing.items():
-            self._queues[self.rank][peer].put(array.copy())
-            self.num_sent_bytes += array.nbytes
-        for peer, array in incoming.items():
-            array[:] = self._queues[peer][self.rank].get(timeout=20)
 
 
 class Trainers:
     """All trainers of a run, each with its sum."""
 
     def __init__(self, num_trainers, num_floats, wire):
-        queues = [[Queue() for _ in range(num_trainers)] for _ in range(num_trainers)]
-        self.places = [Memory(rank, queues) for rank in range(num_trainers)]
+        self.places = ThreadGroup.of(num_trainers)
         self.sums = [CompressedSum(place, num_floats, wire) for place in self.places]
 
     def step(self, gradients_TN, exact_TM):
@@ -184,8 +168,8 @@ def _program():
 def test_a_step_that_is_not_applied_leaves_the_residual_alone():
     """As the loop does it: sum, and apply only what all found good."""
     program = _program()
-    queues = [[Queue(), Queue()] for _ in range(2)]
-    sync, other = Memory(0, queues), CompressedSum(Memory(1, queues), program.num_floats, "bfloat16")
+    sync, place = ThreadGroup.of(2)
+    other = CompressedSum(place, program.num_floats, "bfloat16")
     buffer = program.buffer(3, "bfloat16")
 
     def step(values_N, tail, *, apply):

@@ -18,6 +18,7 @@ from paddlewheel.trainer.loop.train import Progress, Signals
 from paddlewheel.trainer.worker.checkpointer import Checkpointer, SaveError
 from paddlewheel.trainer.worker.context import WorkerContext
 from paddlewheel.trainer.worker.spec import Spec
+from tests.support.fakes import ToldGroup
 
 DATA = {"train": "x", "labels": ["y"], "sparse": [{"name": "a"}]}
 CURSOR = {"step": 7, "rows": 70}
@@ -72,19 +73,6 @@ class Program:
         self.value = float(state["w"][0])
 
 
-class Others:
-    """The other trainer of two. It was told what trainer 0 tells."""
-
-    def __init__(self, told=FAILED):
-        self.told, self.waited = told, 0
-
-    def long_barrier(self):
-        self.waited += 1
-
-    def all_gather(self, value):
-        return [value, self.told]
-
-
 class Coordinator:
     """Commits, or answers as it is told to."""
 
@@ -110,7 +98,7 @@ class Trainer:
     def __init__(self, run, rank=0, told=FAILED):
         job = JobConfig.parse({"name": "j", "data": DATA, "run_dir": str(run)})
         spec = Spec(job, "train", rank, 2, ["h:1"], None, "h:1", None, 1, None)
-        self.servers, self.program, self.others, self.coordinator = Servers(), Program(), Others(told), Coordinator()
+        self.servers, self.program, self.others, self.coordinator = Servers(), Program(), ToldGroup(told), Coordinator()
         self.events, self.life = [], []
         link = SimpleNamespace(event=lambda name, **fields: self.events.append((name, fields)))
         life = SimpleNamespace(on_saved=lambda tables, readable: self.life.append((sorted(tables), readable)))

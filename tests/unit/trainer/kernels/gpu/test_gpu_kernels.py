@@ -299,7 +299,7 @@ def test_the_kernels_and_the_lowered_operators_are_those_that_the_models_need(mo
 
     def watched(case):
         program = build(case)
-        operators.update(op.type for op in program._main.global_block().ops)
+        operators.update(op.type for op in program.programs.train.global_block().ops)
         return program
 
     monkeypatch.setitem(globals(), "program_of", watched)
