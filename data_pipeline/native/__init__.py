@@ -13,13 +13,7 @@ Legend of shapes: N rows, F features of a table, U distinct keys.
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import hashlib
 import logging
-import os
-import shutil
-import subprocess
-import sysconfig
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -29,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from paddlewheel import compiled
 from paddlewheel.data_pipeline.errors import DataError
 
 Backend = Literal["auto", "native", "numpy"]
@@ -75,21 +70,8 @@ def build() -> Path:
     Raises:
         NativeError: no compiler, no place to write to, or the compiler's error.
     """
-    places = _places()
-    for place in places:
-        if place.is_file():
-            return place
-    compiler = shutil.which(os.environ.get("CXX") or "g++")
-    if compiler is None:
-        raise NativeError("no C++ compiler was found. Install one (Debian, Ubuntu: apt-get install g++) or set CXX.")
-    target = next((place for place in places if _writable(place.parent)), None)
-    if target is None:
-        raise NativeError(f"none of {', '.join(str(p.parent) for p in places)} can be written to; set XDG_CACHE_HOME.")
-    with (target.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.is_file():
-            _compile(compiler, target)
-    return target
+    arguments = [*_FLAGS, str(_SOURCES / "rows.cc")]
+    return compiled.build(_places(), arguments, "the encoder", NativeError)
 
 
 def choose(backend: Backend) -> Library | None:
@@ -101,7 +83,7 @@ def choose(backend: Backend) -> Library | None:
     if backend == "numpy":
         return None
     try:
-        return library()
+        return load()
     except NativeError as error:
         if backend == "native":
             raise NativeError(f"data.encoder_backend: native, but: {error} Or set it to auto or numpy.") from error
@@ -114,7 +96,7 @@ def _warn_once(why: str) -> None:
     _LOG.warning("rows are encoded by NumPy, with more CPU time and less parallelism: %s", why)
 
 
-def library() -> Library:
+def load() -> Library:
     """The loaded library, compiled if need be.
 
     Raises:
@@ -334,28 +316,4 @@ def _checked(result: int) -> int:
 
 
 def _places() -> list[Path]:
-    """Where the library may lie. Its name changes with everything that it is made from."""
-    digest = hashlib.sha256(" ".join(_FLAGS).encode())
-    for source in (_SOURCES / "rows.cc", _SOURCES / "rows.h"):
-        digest.update(source.read_bytes())
-    name = f"rows-{digest.hexdigest()[:12]}-{sysconfig.get_platform()}.so"
-    cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    return [_SOURCES / name, cache_folder / "paddlewheel" / name]
-
-
-def _writable(directory: Path) -> bool:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(directory, os.W_OK)
-
-
-def _compile(compiler: str, target: Path) -> None:
-    draft = target.with_suffix(".draft")
-    command = [compiler, *_FLAGS, str(_SOURCES / "rows.cc"), "-o", str(draft)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        draft.unlink(missing_ok=True)
-        raise NativeError(f"{compiler} could not compile the encoder: {done.stderr.strip()[-2000:]}")
-    draft.replace(target)
+    return compiled.places("rows", _SOURCES, (_SOURCES / "rows.cc", _SOURCES / "rows.h"), _FLAGS)

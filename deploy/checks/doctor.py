@@ -192,7 +192,7 @@ def _operators() -> Iterator[Finding]:
 def _encoder() -> Iterator[Finding]:
     """Whether rows are encoded in C++, built here and now if need be."""
     try:
-        native.library()
+        native.load()
     except native.NativeError as error:
         yield Finding("warn", "encoder", "NumPy: more CPU time, and threads of the reader that wait", str(error))
         return

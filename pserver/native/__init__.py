@@ -14,19 +14,15 @@ Legend of shapes: U keys of one call, W floats of an embedding.
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import hashlib
 import importlib.metadata
 import os
-import shutil
-import subprocess
-import sysconfig
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paddlewheel import compiled
 from paddlewheel.pserver.brpc import TableStatistics
 from paddlewheel.pserver.errors import PServerError
 
@@ -77,21 +73,8 @@ def build() -> Path:
     named = os.environ.get(_PATH_VARIABLE)
     if named:
         return Path(named)
-    places = _places()
-    for place in places:
-        if place.is_file():
-            return place
-    compiler = shutil.which(os.environ.get("CXX") or "g++")
-    if compiler is None:
-        raise NativeError("no C++ compiler was found. Install one (Debian, Ubuntu: apt-get install g++) or set CXX.")
-    target = next((place for place in places if _writable(place.parent)), None)
-    if target is None:
-        raise NativeError(f"none of {', '.join(str(p.parent) for p in places)} can be written to; set XDG_CACHE_HOME.")
-    with (target.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.is_file():
-            _compile(compiler, target)
-    return target
+    arguments = [*_FLAGS, *(str(_SOURCES / unit) for unit in _UNITS), "-ldl", "-lpthread"]
+    return compiled.build(_places(), arguments, "the table", NativeError)
 
 
 def register(
@@ -268,28 +251,4 @@ def _library() -> Any:
 
 
 def _places() -> list[Path]:
-    """Where the library may lie. Its name changes with everything that it is made from."""
-    digest = hashlib.sha256(" ".join(_FLAGS).encode())
-    for source in sorted([*_SOURCES.glob("*.cc"), *_SOURCES.glob("*.h")]):
-        digest.update(source.read_bytes())
-    name = f"table-{digest.hexdigest()[:12]}-{sysconfig.get_platform()}.so"
-    cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    return [_SOURCES / name, cache_folder / "paddlewheel" / name]
-
-
-def _writable(directory: Path) -> bool:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(directory, os.W_OK)
-
-
-def _compile(compiler: str, target: Path) -> None:
-    draft = target.with_suffix(".draft")
-    command = [compiler, *_FLAGS, *(str(_SOURCES / unit) for unit in _UNITS), "-o", str(draft), "-ldl", "-lpthread"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        draft.unlink(missing_ok=True)
-        raise NativeError(f"{compiler} could not compile the table: {done.stderr.strip()[-2000:]}")
-    draft.replace(target)
+    return compiled.places("table", _SOURCES, [*_SOURCES.glob("*.cc"), *_SOURCES.glob("*.h")], _FLAGS)

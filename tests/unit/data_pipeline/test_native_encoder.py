@@ -120,9 +120,9 @@ def test_numbers_are_the_same_with_both_and_so_is_what_is_said_of_bad_ones(data)
 def test_unique_keys_come_in_the_same_order(count, distinct, seed):
     random = np.random.default_rng(seed)
     found = random.integers(0, distinct, count).astype(np.uint64)  # 0 is no key; others are not mixed, so slots collide
-    assert_same(native.library().unique(found), keys.unique_keys(found))
+    assert_same(native.load().unique(found), keys.unique_keys(found))
     mixed = keys.integer_keys(found.copy(), np.uint64(seed))
-    assert_same(native.library().unique(mixed), keys.unique_keys(mixed))
+    assert_same(native.load().unique(mixed), keys.unique_keys(mixed))
 
 
 @pytest.mark.needs("g++")
@@ -173,9 +173,9 @@ def test_a_column_that_is_shorter_than_its_rows_is_refused(damage):
     out = np.zeros((10, 1), np.uint64)
     if "validity" in damage:
         damage = damage | {"validity": values.__array_interface__["data"][0]}
-    native.library().integer_keys([column(values)], out)
+    native.load().integer_keys([column(values)], out)
     with pytest.raises(DataError, match="points outside of its memory"):
-        native.library().integer_keys([column(values, **damage)], out)
+        native.load().integer_keys([column(values, **damage)], out)
 
 
 @pytest.mark.needs("g++")
@@ -187,7 +187,7 @@ def test_offsets_are_looked_at_before_they_are_followed(offsets, large):
     out = np.zeros(len(offsets) - 1, np.uint64)
     addresses = [each.__array_interface__["data"][0] for each in (data, places, out)]
     text = native._packed([(addresses[0], 12, addresses[1], places.nbytes, 0, places.itemsize, len(out))])
-    result = native.library()._texts(text, 5, addresses[2])
+    result = native.load()._texts(text, 5, addresses[2])
     if offsets == sorted(offsets) and offsets[0] >= 0 and offsets[-1] <= 12:
         assert result == 0
         assert out.tolist() == [xxhash.xxh64_intdigest(b"twelve bytes"[a:b], 5) for a, b in itertools.pairwise(offsets)]
@@ -201,8 +201,8 @@ def test_codes_beyond_the_words_are_refused(code):
     indices = pa.array([0, 2, code], pa.int8())
     array = pa.DictionaryArray.from_arrays(indices, pa.array(["a", "b", "c"]), safe=False)
     for call in (
-        lambda: native.library().picked(array, np.arange(3, dtype=np.uint64)),
-        lambda: native.library().picked_texts(array, 5),
+        lambda: native.load().picked(array, np.arange(3, dtype=np.uint64)),
+        lambda: native.load().picked_texts(array, 5),
     ):
         with pytest.raises(DataError, match="points outside of its memory"):
             call()
@@ -210,7 +210,7 @@ def test_codes_beyond_the_words_are_refused(code):
 
 @pytest.mark.needs("g++")
 def test_lists_and_places_beyond_their_arrays_are_refused():
-    library, ids = native.library(), np.arange(1, 5, dtype=np.uint64)
+    library, ids = native.load(), np.arange(1, 5, dtype=np.uint64)
     place = np.array([0], np.int64)
     for starts, lengths in (([0], [5]), ([4], [1]), ([-1], [1]), ([2**62], [2])):
         with pytest.raises(DataError):

@@ -371,7 +371,7 @@ class TestChoosing:
         with pytest.raises(NativeError, match="no C\\+\\+ compiler"):
             native.build()
         monkeypatch.setattr(shutil, "which", lambda name: name)
-        monkeypatch.setattr(native, "_writable", lambda _: False)
+        monkeypatch.setattr("paddlewheel.compiled.is_writable", lambda _: False)
         with pytest.raises(NativeError, match="can be written to"):
             native.build()
 

@@ -12,15 +12,9 @@ Y outputs.
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import hashlib
-import os
 import platform
-import shutil
-import subprocess
-import sysconfig
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -31,6 +25,8 @@ from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from paddlewheel import compiled
 
 Precision = Literal["float32", "bfloat16"]
 Operators = Literal["auto", "native", "paddle"]
@@ -75,9 +71,8 @@ class Support:
 
 def support() -> Support:
     """Look at this machine; builds nothing, does not import Paddle."""
-    compiler = os.environ.get("CXX") or "g++"
     library = next((place for place in _places() if place.is_file()), None)
-    return Support(library, shutil.which(compiler), _AVX512_BF16 & ~_instructions() == 0)
+    return Support(library, compiled.compiler(), _AVX512_BF16 & ~_instructions() == 0)
 
 
 def build() -> Path:
@@ -91,18 +86,12 @@ def build() -> Path:
     found = support()
     if found.built is not None:
         return found.built
-    compiler = _compiler(found)
+    _check_buildable(found)
     paddle = _paddle()
-    target = next((place for place in _places() if _writable(place.parent)), None)
-    if target is None:
-        raise NativeError(
-            f"none of {', '.join(str(p.parent) for p in _places())} can be written to; set XDG_CACHE_HOME."
-        )
-    with (target.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.is_file():
-            _compile(compiler, paddle, target)
-    return target
+    arguments = [*_FLAGS, f"-I{paddle / 'include'}", f"-I{paddle / 'include' / 'third_party'}"]
+    arguments += [str(_SOURCES / "tower.cc"), f"-L{paddle / 'libs'}", f"-L{paddle / 'base'}"]
+    arguments += ["-l:libpaddle.so", "-l:libdnnl.so.3"]
+    return compiled.build(_places(), arguments, "the operators", NativeError)
 
 
 def load() -> Path:
@@ -156,7 +145,7 @@ def check(operators: Operators, precision: Literal["auto", Precision]) -> None:
         )
     if (operators == "native" or precision == "bfloat16") and found.built is None:
         try:
-            _compiler(found)
+            _check_buildable(found)
         except NativeError as error:
             raise _insisted(operators, precision, error) from error
 
@@ -376,12 +365,11 @@ def _onednn() -> Path:
     return library
 
 
-def _compiler(found: Support) -> str:
-    """What compiles the operators; told apart from the rest of `build`, because it can be asked beforehand."""
+def _check_buildable(found: Support) -> None:
+    """Told apart from the rest of `build`, because it can be asked beforehand."""
     if found.compiler is None:
-        raise NativeError("no C++ compiler was found. Install one (Debian, Ubuntu: apt-get install g++) or set CXX.")
+        raise NativeError(compiled.NO_COMPILER)
     _onednn()
-    return found.compiler
 
 
 def _paddle() -> Path:
@@ -392,35 +380,8 @@ def _paddle() -> Path:
 
 
 def _places() -> list[Path]:
-    """Where the library may lie. Its name changes with everything that it is made from."""
-    digest = hashlib.sha256(" ".join(_FLAGS).encode())
-    for source in sorted(_SOURCES.glob("*.[ch]*")):
-        digest.update(source.read_bytes())
+    wheels = []
     for package in ("paddlepaddle", "paddlepaddle-gpu"):
-        try:
-            digest.update(f"{package} {version(package)}".encode())
-        except PackageNotFoundError:
-            continue
-    name = f"tower-{digest.hexdigest()[:12]}-{sysconfig.get_platform()}.so"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    return [_SOURCES / name, cache / "paddlewheel" / name]
-
-
-def _writable(directory: Path) -> bool:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(directory, os.W_OK)
-
-
-def _compile(compiler: str, paddle: Path, target: Path) -> None:
-    draft = target.with_suffix(".draft")
-    command = [compiler, *_FLAGS, f"-I{paddle / 'include'}", f"-I{paddle / 'include' / 'third_party'}"]
-    command += [str(_SOURCES / "tower.cc"), "-o", str(draft)]
-    command += [f"-L{paddle / 'libs'}", f"-L{paddle / 'base'}", "-l:libpaddle.so", "-l:libdnnl.so.3"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        draft.unlink(missing_ok=True)
-        raise NativeError(f"{compiler} could not compile the operators: {done.stderr.strip()[-2000:]}")
-    draft.replace(target)
+        with suppress(PackageNotFoundError):
+            wheels.append(f"{package} {version(package)}")
+    return compiled.places("tower", _SOURCES, _SOURCES.glob("*.[ch]*"), _FLAGS, *wheels)

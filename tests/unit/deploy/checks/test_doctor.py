@@ -74,10 +74,10 @@ def test_the_encoder_is_native_or_the_reason_is_told(monkeypatch: pytest.MonkeyP
     def fail() -> None:
         raise encoder.NativeError("no C++ compiler was found. Install one.")
 
-    monkeypatch.setattr(encoder, "library", lambda: None)
+    monkeypatch.setattr(encoder, "load", lambda: None)
     monkeypatch.setattr(encoder, "build", lambda: Path("rows.so"))
     assert only(doctor._encoder()).found.startswith("native (rows.so)")
-    monkeypatch.setattr(encoder, "library", fail)
+    monkeypatch.setattr(encoder, "load", fail)
     finding = only(doctor._encoder())
     assert (finding.level, finding.remedy) == ("warn", "no C++ compiler was found. Install one.")
 
