@@ -77,9 +77,7 @@ def _native_table_keys(
     multi = [f for f in features if f.multi_valued]
     singles = tuple(f.name for f in features if not f.multi_valued)
     num_rows = sum(at.size for _, at in picks)
-    lengths = {
-        f.name: [np.diff(rows.lists[f.name][0].offsets).take(at) for rows, at in picks] for f in multi
-    }  # fmt: skip
+    lengths = {f.name: [np.diff(rows.lists[f.name][0].offsets).take(at) for rows, at in picks] for f in multi}
     sizes = {name: [int(n.sum()) for n in pieces] for name, pieces in lengths.items()}
     cursor = num_rows * len(singles)
     flat = np.empty(cursor + sum(map(sum, sizes.values())), np.uint64)

@@ -206,8 +206,9 @@ class _Stream:
     def _fetch(self) -> pa.RecordBatch | None:
         """The next batch, which another thread may have decoded already; then that one goes on to the one after it."""
         ahead, self._ahead = self._ahead, None
-        is_mine = ahead is None or ahead.cancel()  # cancelled: nobody has begun, so it is done here
-        batch = read_patiently(self._name, self._next) if is_mine or ahead is None else ahead.result()
+        if ahead is not None and ahead.cancel():  # nobody has begun: it is decoded here
+            ahead = None
+        batch = read_patiently(self._name, self._next) if ahead is None else ahead.result()
         if self._executor is not None and batch is not None and self._num_read < self.num_rows:
             self._ahead = self._executor.submit(read_patiently, self._name, self._next)
         return batch

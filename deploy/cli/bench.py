@@ -40,6 +40,7 @@ Passes = Annotated[
     ),
 ]
 Count = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+Rule = Literal["sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared"]
 Environment = Annotated[
     tuple[str, ...],
     Parameter(
@@ -298,7 +299,7 @@ def tables(
     ),
     servers: Count = 2,
     width: Count = 16,
-    rule: Literal["sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared"] = "adagrad",
+    rule: Rule = "adagrad",
     dtype: Literal["float32", "bfloat16"] = "float32",
     engine: Annotated[tuple[Literal["paddlewheel", "paddle"], ...], Parameter(consume_multiple=True, negative=())] = (
         "paddlewheel",
@@ -366,7 +367,7 @@ def requests(
         5_000_000,
     ),
     width: Count = 16,
-    rule: Literal["sgd", "adagrad", "adagrad_elementwise", "adam", "adam_shared"] = "adagrad",
+    rule: Rule = "adagrad",
     run: Run = _RUN,
     json: Json = False,
 ) -> int:

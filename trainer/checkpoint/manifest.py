@@ -161,7 +161,7 @@ class Draft:
         base: at a mark, save only what changed since that checkpoint. Raises CheckpointError or ServerError.
         """
         if mark is not None:
-            return client.save_marked(self.sparse, mark, **({} if base is None else {"since": base.since()}))
+            return client.save_marked(self.sparse, mark, since=None if base is None else base.since())
         return client.save(self.sparse, advance_day=advance_day)
 
     def finish(

@@ -240,13 +240,13 @@ class ObjectStore(Checkpoints):
         """Everything but the sparse parts, which are fetched by the hosts of the servers."""
         manifest = self.check_complete(address)
         chain = self._chain(address, manifest)
-        tables = [
-            {
-                name: self._fetch_bytes(link, self.manifest(link), f"sparse/{name}/table.json").decode(errors="replace")
-                for name in manifest.get("tables", {})
+        tables = []
+        for link in chain:
+            body = self.manifest(link)
+            texts = {
+                name: self._fetch_bytes(link, body, f"sparse/{name}/table.json") for name in manifest.get("tables", {})
             }
-            for link in chain
-        ]
+            tables.append({name: text.decode(errors="replace") for name, text in texts.items()})
         cursor = parse_cursor(self._fetch_bytes(address, manifest, CURSOR), address)
         dense = self._fetch_bytes(address, manifest, DENSE)
         return RemoteCheckpoint(address, manifest, cursor, dense, tables[-1], chain, tables[:-1])

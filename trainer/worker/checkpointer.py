@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,18 @@ class SaveError(RuntimeError):
 
 def _checksums(sparse: Path) -> dict[str, str]:
     return {path.name: open_table(path).checksum for path in sparse.iterdir() if path.is_dir()}
+
+
+@dataclass(frozen=True)
+class _Save:
+    """What trainer 0 saves beside the tables, under the name of a draft; started: on the monotonic clock."""
+
+    step: int
+    draft: str
+    cursor: dict[str, Any]
+    started: float
+    facts: Mapping[str, Any]
+    state: Callable[[], Mapping[str, Any]]
 
 
 class Checkpointer:
@@ -192,11 +205,11 @@ class Checkpointer:
         outcome = 0
         if self._spec.rank == 0:
             incremental = self._spec.job.checkpoint.full_every is not None
-            if (beside or incremental) and not (advance_day and not incremental) and self._client.can_mark():
-                outcome = self._save_marked(progress.step, draft, cursor, started, facts, advance_day, beside=beside)
+            save = _Save(progress.step, draft, cursor, started, facts, self._program.state)
+            if (incremental or (beside and not advance_day)) and self._client.can_mark():
+                outcome = self._save_marked(save, advance_day, beside=beside)
             else:
-                state = self._program.state
-                outcome = self._save_and_commit(progress.step, draft, cursor, started, facts, advance_day, state)
+                outcome = self._save_and_commit(save, advance_day)
         self._sync.long_barrier()  # trainer 0 may have saved for long
         outcome = max(self._sync.all_gather(outcome))
         if outcome == _BESIDE:
@@ -234,80 +247,61 @@ class Checkpointer:
         if outcome == _COMMITTED:
             self.saved_step = step
 
-    def _save_marked(
-        self,
-        step: int,
-        name: str,
-        cursor: dict[str, Any],
-        started: float,
-        facts: Mapping[str, Any],
-        advance_day: Sequence[str],
-        *,
-        beside: bool,
-    ) -> int:
+    def _save_marked(self, save: _Save, advance_day: Sequence[str], *, beside: bool) -> int:
         """Trainer 0's part until training may go on: the state of tables and dense part is held on to."""
         try:
-            mark = self._client.mark(**({"advance_day": advance_day} if advance_day else {}))
+            mark = self._client.mark(advance_day=advance_day)
         except ServerError as error:  # told to the coordinator as any save that fails
-            return self._commit(step, started, {}, error=f"{type(error).__name__}: {error}")
+            return self._commit(save.step, save.started, {}, error=f"{type(error).__name__}: {error}")
         if not beside or advance_day:
-            return self._save_and_commit(step, name, cursor, started, facts, (), self._program.state, mark)
-        state = {name: np.array(value) for name, value in self._program.state().items()}
-        facts = copy.deepcopy(dict(facts))
+            return self._save_and_commit(save, (), mark)
+        state = {name: np.array(value) for name, value in save.state().items()}
+        held = replace(save, facts=copy.deepcopy(dict(save.facts)), state=lambda: state)
 
         self._outcome, self._error = 0, None
 
-        def save() -> None:
+        def write() -> None:
             try:
-                self._outcome = self._save_and_commit(step, name, cursor, started, facts, (), lambda: state, mark)
+                self._outcome = self._save_and_commit(held, (), mark)
             except BaseException as error:  # noqa: BLE001  raised again where training settles it
                 self._error = error
 
-        self._saving = threading.Thread(target=save, name="checkpoint")
+        self._saving = threading.Thread(target=write, name="checkpoint")
         self._saving.start()
         return _BESIDE
 
-    def _save_and_commit(
-        self,
-        step: int,
-        name: str,
-        cursor: dict[str, Any],
-        started: float,
-        facts: Mapping[str, Any],
-        advance_day: Sequence[str],
-        state: Callable[[], Mapping[str, Any]],
-        mark: str | None = None,
-    ) -> int:
+    def _save_and_commit(self, save: _Save, advance_day: Sequence[str], mark: str | None = None) -> int:
         """Trainer 0's part: _COMMITTED, _STOP, or 0 when it failed and training goes on."""
         job = self._spec.job
         keys: dict[str, int] = {}
-        base, self._base = self._base_of(step, mark), None  # after a save that fails, the next one is full
+        base, self._base = self._base_of(save.step, mark), None  # after a save that fails, the next one is full
         try:
-            draft = self._draft(name, step)
-            since: dict[str, Any] = {} if base is None else {"base": base}
-            tables = draft.save(self._client, advance_day=advance_day, mark=mark, **since)
+            draft = self._draft(save.draft, save.step)
+            tables = draft.save(self._client, advance_day=advance_day, mark=mark, base=base)
             self._life.on_saved(tables, readable=not is_remote(draft.address))
             keys = {table: saved.num_keys for table, saved in tables.items()}
             body = draft.finish(
-                dense=state(),
-                cursor=cursor,
+                dense=save.state(),
+                cursor=save.cursor,
                 facts={
                     "job": job.name,
                     "seed": job.seed,
                     "settings": job.model_dump(mode="json"),
-                    **facts,
+                    **save.facts,
                     **({} if base is None else base.facts()),
                     "tables": {t: {"config": job.tables[t].model_dump(mode="json"), "keys": keys[t]} for t in keys},
                 },
             )
         except (OSError, ValueError, RuntimeError) as error:
             kind = "job" if isinstance(error, PathError) else "runtime"
-            return self._commit(step, started, keys, error=f"{type(error).__name__}: {error}", kind=kind)
-        outcome = self._commit(step, started, keys, draft=draft.address, seconds=time.monotonic() - started)
+            return self._commit(save.step, save.started, keys, error=f"{type(error).__name__}: {error}", kind=kind)
+        outcome = self._commit(
+            save.step, save.started, keys, draft=draft.address, seconds=time.monotonic() - save.started
+        )
         if outcome == _COMMITTED and mark is not None and job.checkpoint.full_every is not None:
             checksums = {name: table.checksum for name, table in tables.items()}
             self._base = manifest.Base(
-                f"step-{step}", manifest.identity(body), checksums, mark, manifest.num_links(body), base
+                f"step-{save.step}", manifest.identity(body), checksums, mark, manifest.num_links(body), base
             )
         return outcome
 
