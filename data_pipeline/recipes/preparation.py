@@ -101,7 +101,7 @@ def prepare(
     with concurrent.futures.ThreadPoolExecutor(max(1, threads)) as pool:
         if split.needs_count:
             counts = list(
-                pool.map(lambda n: sum(b.num_rows for b in convert(files[n], tick.part(n))), range(len(files)))
+                pool.map(lambda n: sum(b.num_rows for b in _naming(files[n], convert(files[n], tick.part(n)))), range(len(files)))
             )
             whole = split.whole(sum(counts))
             ends = np.cumsum(counts)
@@ -203,7 +203,7 @@ def _part(
     writers = {part: _RowGroups(folder / f"{part}.parquet") for part in ("train", "eval")}
     row = 0
     try:
-        for batch in convert(source, advance):
+        for batch in _naming(source, convert(source, advance)):
             chosen = split.hashed(number, row, batch.num_rows) if mask is None else mask[row : row + batch.num_rows]
             row += batch.num_rows
             for part, rows in (("train", ~chosen), ("eval", chosen)):
@@ -217,6 +217,16 @@ def _part(
     temporary.write_text(json.dumps({**counts, "identity": identity}))
     temporary.replace(done)
     return counts
+
+
+def _naming(source: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same batches; what the system says of a read that failed names the file, as an open that fails does."""
+    try:
+        yield from batches
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(source)) from error
+        raise
 
 
 class _RowGroups:

@@ -279,3 +279,9 @@ def test_row_groups_have_a_good_size(tmp_path, monkeypatch):
     criteo.prepare([tmp_path / "raw"], tmp_path / "out", Split("order", 0.25))
     meta = pq.read_metadata(tmp_path / "out" / "train" / "part-00000.parquet")
     assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == [100] * 7 + [50]
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file whose reads fail is one of Linux' /proc")
+def test_a_read_that_the_system_refuses_names_its_file(tmp_path):
+    with pytest.raises(OSError, match="/proc/self/mem"):
+        criteo.prepare([Path("/proc/self/mem")], tmp_path / "out", Split("random", 0.2, 7))
