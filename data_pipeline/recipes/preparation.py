@@ -101,7 +101,10 @@ def prepare(
     with concurrent.futures.ThreadPoolExecutor(max(1, threads)) as pool:
         if split.needs_count:
             counts = list(
-                pool.map(lambda n: sum(b.num_rows for b in _naming(files[n], convert(files[n], tick.part(n)))), range(len(files)))
+                pool.map(
+                    lambda n: sum(b.num_rows for b in _naming(files[n], convert(files[n], tick.part(n)))),
+                    range(len(files)),
+                )
             )
             whole = split.whole(sum(counts))
             ends = np.cumsum(counts)
