@@ -181,7 +181,7 @@ def _check_chain(folder: Path) -> None:
     assert known[1].num_removed == 0 or known[2].num_removed > 0
     listed = _command("deltas", "ls", str(directory))
     assert listed.stdout.splitlines()[3].startswith("000004  base   2026-01-04"), listed.stdout
-    made = _command("deltas", "follow", str(directory), "--to", str(folder / "newest"), "--json")
+    made = _command("deltas", "apply", str(directory), "--to", str(folder / "newest"), "--json")
     assert json.loads(made.stdout)["content_id"] == known[-1].content_id
     positions = {
         path: manifest.read_cursor(path)["position"] for path in manifest.committed(folder / "run/checkpoints")
@@ -201,7 +201,7 @@ def _check_chain(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="link 2 is missing"):
         delta_chain.follow(directory, folder / "never", day=DAYS[2])
     shutil.copytree(directory / known[2].folder, hidden)  # out of order: another delta in its place
-    refused = _command("deltas", "follow", str(directory), "--to", str(folder / "never"), "--day", DAYS[2])
+    refused = _command("deltas", "apply", str(directory), "--to", str(folder / "never"), "--day", DAYS[2])
     assert refused.returncode == 64
     with pytest.raises(CheckpointError, match="was renamed, or copied"):
         delta_chain.follow(directory, folder / "never", day=DAYS[2])
