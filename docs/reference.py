@@ -6,11 +6,13 @@ site is built; ``python docs/reference.py NAME`` prints one. None of these pages
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -172,17 +174,37 @@ def alerts() -> str:
 
 
 def messages() -> str:
-    """Events and actions of the coordinator's state machine, from the classes that declare them."""
+    """What the processes of a job say to each other, the journal, and the state machine, from the classes."""
+    from paddlewheel.pserver import messages as servers
     from paddlewheel.trainer.coordinator import messages as module
+    from paddlewheel.trainer.coordinator import records, specs
+    from paddlewheel.trainer.protocol import messages as protocol
 
     lines = [
-        "# Messages of the coordinator",
+        "# Messages",
         "",
-        "The state machine takes events and answers with actions (`trainer/coordinator/messages.py`). What a worker",
-        "and its agent write to each other, and the journal, is in the [protocol](../trainer/coordinator/PROTOCOL.md).",
+        "How these messages travel is in the [protocol](../trainer/coordinator/PROTOCOL.md). The first column is the",
+        "tag of a message on a pipe and in the journal.",
     ]
+    tagged = {
+        "Events of a worker": protocol.WorkerEvent,
+        "Requests of a trainer": protocol.TrainerRequest,
+        "Replies to them": protocol.TrainerReply,
+        "Commands to a trainer": protocol.WorkerCommand,
+        "Orders to the hosts of servers": protocol.HostOrder,
+        "Their answers": protocol.HostAnswer,
+        "Records of the journal": records.Record,
+    }
+    for title, union in tagged.items():
+        lines += ["", f"## {title}", "", "| tag | message | fields | meaning |", "| --- | --- | --- | --- |"]
+        lines += [_tagged_message(kind) for kind in get_args(union)]
+    detailed = [protocol.Progress, protocol.TableFigures, protocol.Durations, servers.ServerSpec, specs.TrainerSpec]
+    for kind in detailed:
+        lines += ["", f"## `{kind.__name__}`, field by field", "", _sentence(inspect.getdoc(kind) or ""), ""]
+        lines += ["| field | type | meaning |", "| --- | --- | --- |", *_fields_of(kind)]
+    lines += ["", "## The state machine", "", "It takes events and answers with actions (`coordinator/messages.py`)."]
     for title, union in (("Events", module.Event), ("Actions", module.Action)):
-        lines += ["", f"## {title}", "", "| message | fields | meaning |", "| --- | --- | --- |"]
+        lines += ["", f"### {title}", "", "| message | fields | meaning |", "| --- | --- | --- |"]
         lines += [_message(kind) for kind in get_args(union)]
     return "\n".join(lines) + "\n"
 
@@ -190,6 +212,31 @@ def messages() -> str:
 def _message(kind: type) -> str:
     names = ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind))
     return f"| `{kind.__name__}` | {names} | {_sentence(inspect.getdoc(kind) or '')} |"
+
+
+def _tagged_message(kind: Any) -> str:
+    tag, fields = "", []
+    for name, field in kind.model_fields.items():
+        if get_args(field.annotation) == (field.default,):
+            tag = field.default
+        elif name not in {"record", "time"}:  # which every record has
+            fields.append(f"`{name}`")
+    return f"| `{tag}` | `{kind.__name__}` | {', '.join(fields)} | {_sentence(inspect.getdoc(kind) or '')} |"
+
+
+def _fields_of(kind: Any) -> Iterator[str]:
+    """A row for each field of a message, with the text that stands below it in the source."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    for place, found in enumerate(body.body):
+        if not isinstance(found, ast.AnnAssign) or ast.unparse(found.annotation).startswith("Literal["):
+            continue
+        below = body.body[place + 1] if place + 1 < len(body.body) else None
+        text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else ""
+        meaning = " ".join(str(text).split()).replace("|", "\\|")
+        annotation = re.sub(r"^Annotated\[(.*), Field.*\]$", r"\1", ast.unparse(found.annotation))
+        type_ = annotation.replace("Measure", "float | None").replace("|", "\\|")
+        yield f"| `{ast.unparse(found.target)}` | `{type_}` | {meaning} |"
 
 
 PAGES: dict[str, Callable[[], str]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import IO, TYPE_CHECKING
 
 from paddlewheel.pserver import admin
 from paddlewheel.pserver.errors import ServerError
+from paddlewheel.pserver.messages import ServerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,17 +49,21 @@ def local_servers(
     this process dies, whatever the cause.
     """
     endpoints = tuple(f"127.0.0.1:{port}" for port in _free_ports(num_servers))
-    spec = {
-        "tables": {name: table.model_dump() for name, table in tables.items()},
-        "endpoints": endpoints,
-        "gflags": list(gflags),
-        "seed": seed,
-        "logs_removed": logs_removed,
-        "exit_on_stdin_eof": True,
-    }
+    specs = [
+        ServerSpec(
+            tables=dict(tables),
+            endpoints=endpoints,
+            rank=rank,
+            gflags=tuple(gflags),
+            seed=seed,
+            logs_removed=logs_removed,
+            exit_on_stdin_eof=True,
+        )
+        for rank in range(num_servers)
+    ]
     with contextlib.ExitStack() as stack:
         logs = [stack.enter_context((log_directory / f"pserver-{r}.log").open("w")) for r in range(num_servers)]
-        processes = tuple(stack.enter_context(_server({**spec, "rank": r}, log)) for r, log in enumerate(logs))
+        processes = tuple(stack.enter_context(_server(spec, log)) for spec, log in zip(specs, logs, strict=True))
         stack.callback(_stop_all, processes)
         deadline = time.monotonic() + start_timeout_seconds
         for rank, (endpoint, process) in enumerate(zip(endpoints, processes, strict=True)):
@@ -75,7 +79,7 @@ def local_servers(
 
 
 @contextlib.contextmanager
-def _server(spec: dict[str, object], log: IO[str]) -> Iterator[subprocess.Popen[str]]:
+def _server(spec: ServerSpec, log: IO[str]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "paddlewheel.pserver.server_process"],
         stdin=subprocess.PIPE,
@@ -86,7 +90,7 @@ def _server(spec: dict[str, object], log: IO[str]) -> Iterator[subprocess.Popen[
     )
     assert process.stdin is not None
     try:
-        process.stdin.write(json.dumps(spec) + "\n")
+        process.stdin.write(spec.model_dump_json() + "\n")
         process.stdin.flush()
         yield process
     finally:

@@ -2,18 +2,14 @@
 
 It reads one JSON line from standard input:
 
-    {"tables": {name: TableConfig}, "endpoints": ["ip:port", ...], "rank": 0, "num_trainers": 1, "seed": 0,
-     "gflags": ["-name=value", ...], "exit_on_stdin_eof": false, "logs_removed": false}
+    a `messages.ServerSpec`
 
-logs_removed: our own tables remember deleted keys, for saves of changes.
-
-and writes JSON lines to file descriptor 3 if that is open, else to standard output: {"event": "starting"}, then
-{"event": "serving", "pid", "endpoint"} just before Paddle takes over, {"event": "signal", "signal": "SIGTERM"} as soon
-as a signal asks it to stop, {"event": "stopped"} after an ordered stop, or
-{"event": "error", "kind": "job" | "environment" | "port" | "runtime", "message"}.
+and writes the events of `messages.ServerEvent` as JSON lines to file descriptor 3 if that is open, else to standard
+output: Starting, then Serving just before Paddle takes over, SignalReceived as soon as a signal asks it to stop,
+Stopped after an ordered stop, or WorkerError.
 
 Paddle's `run_server` holds the GIL until it returns, so no Python code of this process runs while it serves. Therefore:
-readiness is asked from outside (`pserver.probe.is_healthy`), and a small helper process, forked before Paddle is
+readiness is asked from outside (`pserver.admin.is_healthy`), and a small helper process, forked before Paddle is
 imported, turns SIGTERM and SIGINT (and the end of standard input, if wished) into an ordered stop: the signal's C
 handler still writes to the wake-up pipe, the helper reads it and sends the stop request to this server's port.
 The helper ends with this process, however that ends.
@@ -24,7 +20,6 @@ Exit codes: 0 stopped in order; 64 wrong job or environment; 75 port taken, or a
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -32,15 +27,22 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from pydantic import TypeAdapter, ValidationError
-
 from paddlewheel.pserver import admin, engine, native, paddle_core
-from paddlewheel.pserver.config import Tables
 from paddlewheel.pserver.descriptor import describe
 from paddlewheel.pserver.errors import PortInUseError, RequirementError, ServerError
+from paddlewheel.pserver.messages import (
+    ErrorKind,
+    Remark,
+    ServerEvent,
+    ServerSpec,
+    Serving,
+    SignalReceived,
+    Starting,
+    Stopped,
+    WorkerError,
+)
 from paddlewheel.pserver.requirements import check
 
-EX_USAGE, EX_TEMPFAIL = 64, 75
 _EVENT_FD = 3
 _STOP_RETRY_SECONDS = 0.2
 _CANNOT_LISTEN_SECONDS = 0.02  # `run_server` returns that soon, and without an error, when it cannot listen
@@ -51,58 +53,54 @@ def main() -> int:
     """Serve until told to stop; returns the exit code."""
     events = _open_events()
 
-    def emit(event: str, **details: Any) -> None:
-        events.write(json.dumps({"event": event, **details}) + "\n")
+    def emit(event: ServerEvent) -> None:
+        events.write(event.model_dump_json() + "\n")
         events.flush()
 
-    def fail(kind: str, error: Exception, code: int) -> int:
-        emit("error", kind=kind, message=str(error))
+    def fail(kind: ErrorKind, error: Exception, code: int) -> int:
+        emit(WorkerError(kind=kind, message=str(error)))
         sys.stderr.write(f"parameter server: {error}\n")
         return code
 
-    emit("starting")
+    emit(Starting())
     try:
-        spec = json.loads(sys.stdin.readline())
-        tables = TypeAdapter(Tables).validate_python(spec["tables"])
-        endpoints: list[str] = list(spec["endpoints"])
-        rank = int(spec["rank"])
-        host, port_text = endpoints[rank].rsplit(":", 1)
-        port = int(port_text)
-        num_trainers = int(spec.get("num_trainers", 1))
-        seed = int(spec.get("seed", 0))
-        gflags = [str(flag) for flag in spec.get("gflags", ())]
-        logs_removed = bool(spec.get("logs_removed", False))
-        exit_on_eof = bool(spec.get("exit_on_stdin_eof", False))
-    except (ValueError, KeyError, IndexError, TypeError, ValidationError) as error:
-        return fail("job", error, EX_USAGE)
+        spec = ServerSpec.model_validate_json(sys.stdin.readline())
+        host, port = spec.address
+    except ValueError as error:
+        return fail("job", error, os.EX_USAGE)
+    endpoints, rank = spec.endpoints, spec.rank
 
-    wakeup_fd = _fork_stopper(host, port, watch_stdin=exit_on_eof, event_fd=events.fileno())
+    wakeup_fd = _fork_stopper(host, port, watch_stdin=spec.exit_on_stdin_eof, event_fd=events.fileno())
     signal.signal(signal.SIGTERM, _exit_before_serving)
     signal.signal(signal.SIGINT, _exit_before_serving)
     try:
         check()
-        chosen = engine.choose(tables, num_servers=len(endpoints), rank=rank, seed=seed, logs_removed=logs_removed)
+        chosen = engine.choose(
+            spec.tables, num_servers=len(endpoints), rank=rank, seed=spec.seed, logs_removed=spec.logs_removed
+        )
         if chosen.warning:
-            emit("log", level="warning", message=chosen.warning)
-        description = describe(tables, len(endpoints), num_trainers=num_trainers, gflags=gflags, ours=chosen.ours)
+            emit(Remark(level="warning", message=chosen.warning))
+        description = describe(
+            spec.tables, len(endpoints), num_trainers=spec.num_trainers, gflags=spec.gflags, ours=chosen.ours
+        )
         _refuse_taken_port(host, port)
     except PortInUseError as error:
-        return fail("port", error, EX_TEMPFAIL)
+        return fail("port", error, os.EX_TEMPFAIL)
     except (RequirementError, native.NativeError) as error:
-        return fail("environment", error, EX_USAGE)
+        return fail("environment", error, os.EX_USAGE)
     except ValueError as error:
-        return fail("job", error, EX_USAGE)
+        return fail("job", error, os.EX_USAGE)
 
     core, _ = paddle_core.load()
     hosts = [_host_text(core, endpoint, i) for i, endpoint in enumerate(endpoints)]
     server = core.DistFleetWrapper()
-    server.init_server(description, hosts, rank, num_trainers, [])
+    server.init_server(description, hosts, rank, spec.num_trainers, [])
     if chosen.ours:
         try:
             native.check_start()
         except native.NativeError as error:
-            return fail("environment", error, EX_USAGE)
-    emit("serving", pid=os.getpid(), endpoint=endpoints[rank])
+            return fail("environment", error, os.EX_USAGE)
+    emit(Serving(pid=os.getpid(), endpoint=endpoints[rank]))
     signal.signal(signal.SIGTERM, _note_while_serving)
     signal.signal(signal.SIGINT, _note_while_serving)
     signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
@@ -112,8 +110,8 @@ def main() -> int:
         try:  # Paddle does not say whether it was stopped or could not listen; in that case the port is still taken
             _refuse_taken_port(host, port)
         except PortInUseError as error:
-            return fail("port", error, EX_TEMPFAIL)
-    emit("stopped")
+            return fail("port", error, os.EX_TEMPFAIL)
+    emit(Stopped())
     return 0
 
 
@@ -179,7 +177,7 @@ def _stopper(host: str, port: int, signals_fd: int, watch_stdin: bool, event_fd:
                 continue
             break
         if source == signals_fd:  # one write of a short line is whole, whatever the parent writes
-            line = json.dumps({"event": "signal", "signal": signal.Signals(data[0]).name}) + "\n"
+            line = SignalReceived(signal=signal.Signals(data[0]).name).model_dump_json() + "\n"
             with contextlib.suppress(OSError):
                 os.write(event_fd, line.encode())
         watched = [signals_fd]

@@ -6,7 +6,6 @@ when the first checkpoint is made. A server is killed in the second epoch; the j
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -24,6 +23,7 @@ from paddlewheel.deploy.launch.launcher import run_local
 from paddlewheel.pserver.config import Engine
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import run_report
+from paddlewheel.trainer.coordinator.records import AttemptLost, CommitBegan, CommitDone, TrainersRunning
 from paddlewheel.trainer.coordinator.resume import read_journal
 from paddlewheel.trainer.job.config import JobConfig
 
@@ -211,8 +211,7 @@ class _Saboteur:
         self.again_at: float | None = None
 
     def update(self, status: pb.JobStatus) -> None:
-        said = json.loads(status.progress_json) if status.progress_json else {}
-        step = said.get("step", 0)
+        step = status.progress.step
         if self.hit_at is None:
             if step >= self._step and status.checkpoint.num_committed and status.checkpoint.state == "idle":
                 victim = next(m for m in status.members if m.role == pb.ROLE_PSERVER and m.rank == 0)
@@ -236,25 +235,26 @@ def _cost(job: JobConfig, saboteur: _Saboteur, num_servers: int, seconds: float)
     report = run_report.report(run_dir)
     if not report.exact:
         raise DrillError("; ".join(report.reasons) or "a row was trained twice or left out")
-    causes = [record["cause"] for record in records if record["what"] == "lost"]
+    losses = [record for record in records if isinstance(record, AttemptLost)]
+    causes = [record.cause for record in losses]
     if len(causes) != 1:
         raise DrillError(f"one loss was planned, there were {len(causes)}: {'; '.join(causes)}")
-    lost = next(record for record in records if record["what"] == "lost")
-    again = [record for record in records if record["what"] == "running"][1]
-    committed = next(record for record in records if record["what"] == "committed")
+    lost = losses[0]
+    again = [record for record in records if isinstance(record, TrainersRunning)][1]
+    committed = next(record for record in records if isinstance(record, CommitDone))
     first = report.attempts[0]
-    cursor = next(record["cursor"] for record in records if record["what"] == "committing")
+    cursor = next(record.cursor for record in records if isinstance(record, CommitBegan))
     num_keys = _NUM_FEATURES * min(cursor["rows"], sum(rows for epoch, _, _, rows in cursor["spans"] if epoch == 0))
     return Cost(
         num_keys=num_keys,
         num_servers=num_servers,
-        detect_seconds=lost["time"] - lost["halting_seconds"] - saboteur.hit_at,
+        detect_seconds=lost.time - lost.halting_seconds - saboteur.hit_at,
         again_seconds=saboteur.again_at - saboteur.hit_at,
-        load_seconds=again["load_seconds"],
+        load_seconds=again.load_seconds or 0.0,
         rows_replayed=first.rows_replayed or 0,
-        save_seconds=committed["save_seconds"],
-        commit_seconds=committed["commit_seconds"],
-        num_bytes=committed["bytes"],
+        save_seconds=committed.save_seconds or 0.0,
+        commit_seconds=committed.commit_seconds or 0.0,
+        num_bytes=committed.bytes or 0,
         seconds=seconds,
     )
 

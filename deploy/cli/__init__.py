@@ -23,10 +23,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from paddlewheel.deploy.cli.streams import give_up
-
-EX_USAGE = 64
-EX_TEMPFAIL = 75
-EXIT_INTERRUPTED = 130
+from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_INTERRUPTED
 
 _ANSWERS = {"job", "checkpoint", "deltas", "plot", "report", "status", "deploy", "doctor", "version"}
 """Commands that print an answer and do nothing else for which a reader would be needed."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter, validators
 
 from paddlewheel.deploy.cli.arguments import Json, answer, check_host_and_port
+from paddlewheel.trainer.job.exit_codes import EX_USAGE
 
 if TYPE_CHECKING:
     from paddlewheel.trainer.checkpoint.store import Checkpoints
 
-EX_USAGE = 64
 
 app = App(name="checkpoint", help="Look at checkpoints, rewrite them, or ask a running job for one.")
 

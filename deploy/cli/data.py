@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter, validators
 
 from paddlewheel.deploy.cli.arguments import JobFile, Json, OptionError, Overrides, answer, say
+from paddlewheel.trainer.job.exit_codes import EX_USAGE
 
 if TYPE_CHECKING:
     from paddlewheel.data_pipeline.quality import Quality
@@ -57,7 +58,6 @@ def _progress(title: str, unit: str = "rows") -> Iterator[Callable[[int, int], N
 
 
 _EXIT_WARNINGS = 3
-_EXIT_FIX_JOB = 64
 
 
 @app.command
@@ -112,7 +112,7 @@ def check(
         (out / "data-check.html").write_text(quality_report.page(found, str(job)))
         say(f"wrote {out / 'data-check.json'} and {out / 'data-check.html'}")
     answer(found.to_json(), json=json, text=lambda: _report(found))
-    return _EXIT_FIX_JOB if found.errors else _EXIT_WARNINGS if found.warnings else 0
+    return EX_USAGE if found.errors else _EXIT_WARNINGS if found.warnings else 0
 
 
 def _report(found: "Quality") -> str:

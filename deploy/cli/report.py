@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from paddlewheel.deploy.cli.arguments import Json, answer
+from paddlewheel.trainer.job.exit_codes import EX_USAGE
 
 if TYPE_CHECKING:
     from paddlewheel.trainer.coordinator.run_report import AttemptRecord, DayRecord, Report
-
-EX_USAGE = 64
 
 
 def report(

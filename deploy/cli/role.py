@@ -1,71 +1,61 @@
 """``paddlewheel role``: one role of a job, as a container or another machine runs it."""
 
 import asyncio
-from dataclasses import dataclass
+import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from cyclopts import App, Parameter, validators
 
 from paddlewheel.deploy.cli.arguments import JobFile, Overrides, check_host_and_port
+from paddlewheel.trainer.agent.options import AgentOptions, Option
 
 app = App(name="role", help="Run one role of a job: what a container or another machine starts.")
 
-Metrics = Annotated[
-    str | None,
-    Parameter(
-        name="--metrics",
-        env_var="PADDLEWHEEL_METRICS",
-        validator=check_host_and_port,
-        help="HOST:PORT to serve /metrics on (default: off). If the port is in use, a warning is logged.",
-    ),
-]
-Targets = Annotated[
-    Path | None,
-    Parameter(
-        name="--targets",
-        env_var="PADDLEWHEEL_TARGETS",
-        help="Folder for the file that tells Prometheus about this role.",
-    ),
-]
+_NOT_FOR_PEOPLE = ("role", "worker")
+_HINTS = get_type_hints(AgentOptions, include_extras=True)
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class AgentArguments:
-    """What servers and trainers are told. Each may also come from the environment, as it does in a container."""
+def _parameter(name: str) -> Parameter:
+    """The command's argument for one of an agent's options."""
+    option: Option = _HINTS[name].__metadata__[0]
+    checks: list[Any] = [check_host_and_port] if option.is_address else []
+    if option.limits is not None:
+        checks.append(validators.Number(gte=option.limits[0], lte=option.limits[1]))
+    flag = f"--{name.replace('_', '-')}"
+    return Parameter(name=flag, help=option.help, env_var=option.variables, validator=checks)
 
-    coordinator: Annotated[str, Parameter(validator=check_host_and_port, env_var="PADDLEWHEEL_COORDINATOR")]
-    """HOST:PORT of the coordinator. It need not run yet, and its name need not resolve yet."""
-    rank: Annotated[
-        int | None,
-        Parameter(validator=validators.Number(gte=0, lte=10_000), env_var=("PADDLEWHEEL_RANK", "JOB_COMPLETION_INDEX")),
-    ] = None
-    """Rank of this role, from 0; by default the lowest free one."""
-    host: Annotated[str, Parameter(env_var="PADDLEWHEEL_HOST")] = "127.0.0.1"
-    """Address of this machine under which the other roles reach it, and on which it listens."""
-    port: Annotated[
-        int | None, Parameter(validator=validators.Number(gte=1, lte=65535), env_var="PADDLEWHEEL_PORT")
-    ] = None
-    """Port of the role's own service; by default a free one."""
-    health: Annotated[str, Parameter(validator=check_host_and_port, env_var="PADDLEWHEEL_HEALTH")] = "127.0.0.1:0"
-    """HOST:PORT of the gRPC health service. Service `""`: the role is alive; `ready`: it has joined as a member."""
-    job_name: Annotated[str, Parameter(env_var="PADDLEWHEEL_JOB_NAME")] = ""
-    """Name of the job in the metrics."""
-    metrics: Metrics = None
-    targets: Targets = None
-    join_seconds: Annotated[float, Parameter(validator=validators.Number(gte=0, lte=1e8))] = 300.0
-    """Seconds to wait for the coordinator at the start."""
 
-    def run(self, role: str) -> int:
-        """Runs the agent until the job is over; its exit code."""
-        from paddlewheel.trainer.agent.agent import main
+def _arguments_of_an_agent() -> type:
+    """A class of the command's arguments: the options of an agent without those that no person gives."""
+    given: list[Any] = []
+    for field in dataclasses.fields(AgentOptions):
+        if field.name in _NOT_FOR_PEOPLE:
+            continue
+        plain: Any = _HINTS[field.name].__origin__
+        kind = Annotated[plain, _parameter(field.name)]
+        required = field.default is dataclasses.MISSING
+        given.append((field.name, kind) if required else (field.name, kind, field.default))
+    made = dataclasses.make_dataclass("AgentArguments", given, frozen=True, kw_only=True)
+    made.__doc__, made.__module__ = AgentOptions.__doc__, __name__
+    return Parameter(name="*")(made)
 
-        arguments = ["--role", role]
-        for name, value in vars(self).items():
-            if value is not None:
-                arguments += [f"--{name.replace('_', '-')}", str(value)]
-        return main(arguments)
+
+if TYPE_CHECKING:
+    AgentArguments = AgentOptions
+    Metrics = str | None
+    Targets = Path | None
+else:
+    AgentArguments = _arguments_of_an_agent()
+    Metrics = Annotated[str | None, _parameter("metrics")]
+    Targets = Annotated[Path | None, _parameter("targets")]
+
+
+def _run_agent(role: str, arguments: AgentArguments) -> int:
+    """Runs the agent until the job is over; its exit code."""
+    from paddlewheel.trainer.agent.agent import run_agent
+
+    return run_agent(AgentOptions(**{**vars(arguments), "role": role}))
 
 
 @app.command
@@ -94,7 +84,7 @@ def coordinator(
     from paddlewheel.trainer.job.config import JobConfig
     from paddlewheel.trainer.telemetry.logs import configure_logs
 
-    plan = plan_of(JobConfig.load(job, overrides), mode, restore=restore)
+    plan = plan_of(JobConfig.load(job, overrides), mode, restore=restore).plan
     told = {"http_address": metrics, "targets": str(targets) if targets else None, "restore_once": True}
     plan = plan.model_copy(update=told)
     Path(plan.run_dir).mkdir(parents=True, exist_ok=True)
@@ -105,10 +95,10 @@ def coordinator(
 @app.command
 def pserver(arguments: AgentArguments) -> int:
     """Run one parameter server of a job."""
-    return arguments.run("pserver")
+    return _run_agent("pserver", arguments)
 
 
 @app.command
 def trainer(arguments: AgentArguments) -> int:
     """Run one trainer of a job. Its data must be reachable under the paths of the coordinator's job file."""
-    return arguments.run("trainer")
+    return _run_agent("trainer", arguments)

@@ -1,7 +1,6 @@
 """``paddlewheel status``: what a running job is doing, asked of its coordinator."""
 
 import asyncio
-import json as json_module
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ from paddlewheel.deploy.cli.arguments import Json, answer, check_host_and_port
 
 if TYPE_CHECKING:
     from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+    from paddlewheel.trainer.protocol.messages import Progress
 
 _ANSWER_SECONDS = 5.0
 
@@ -46,6 +46,7 @@ async def _show(address: str, *, json: bool) -> int:
 
     from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
     from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+    from paddlewheel.trainer.coordinator import wire
     from paddlewheel.trainer.coordinator.security import Security
 
     security = Security.from_environment()
@@ -57,9 +58,12 @@ async def _show(address: str, *, json: bool) -> int:
             raise _unreachable(address, error) from None
     if json:
         data: dict[str, Any] = MessageToDict(found, preserving_proto_field_name=True)
-        for key in ("progress_json", "result_json"):
-            if text := data.pop(key, ""):
-                data[key.removesuffix("_json")] = json_module.loads(text)
+        for member in data.get("members", ()):
+            member.pop("progress", None)
+        if found.HasField("progress"):
+            data["progress"] = wire.plain(found.progress)
+        if found.HasField("result"):
+            data["result"] = wire.plain(found.result)["figures"]
         answer(data, json=True, text=str)
     else:
         answer(None, json=False, text=lambda: "\n".join(_lines(found)))
@@ -110,14 +114,15 @@ def _lines(found: "pb.JobStatus") -> Iterator[str]:
 
     attempt = f", attempt {found.attempt}" if found.attempt > 1 else ""
     yield f"{found.name} ({found.mode}): {found.phase} for {duration(found.elapsed_seconds)}{attempt}"
-    said = progress_of(found)
-    if said.get("total_rows"):
-        rate = f"{said['rows_per_second']:,.0f} rows/s" if said.get("rows_per_second") else "no rate yet"
-        left = f", {duration(said['seconds_left'])} left" if said.get("seconds_left") is not None else ""
-        named = {"loss": "loss", "AUC": "auc"}
-        scores = "".join(f", {name} {said[key]:.4f}" for name, key in named.items() if said.get(key) is not None)
-        yield f"{said['rows']:,} of {said['total_rows']:,} rows, {rate}{scores}{left}"
-    yield from _tables(said)
+    told = progress_of(found)
+    if told is not None and told.total_rows:
+        rate = f"{told.rows_per_second:,.0f} rows/s" if told.rows_per_second else "no rate yet"
+        left = f", {duration(told.seconds_left)} left" if told.seconds_left is not None else ""
+        named = {"loss": told.loss, "AUC": told.auc}
+        scores = "".join(f", {name} {value:.4f}" for name, value in named.items() if value is not None)
+        yield f"{told.rows:,} of {told.total_rows:,} rows, {rate}{scores}{left}"
+    if told is not None:
+        yield from _tables(told)
     for member in found.members:
         role = pb.Role.Name(member.role).removeprefix("ROLE_").lower()
         where = f"{member.host}:{member.port}" if member.port else member.host
@@ -135,21 +140,22 @@ def _lines(found: "pb.JobStatus") -> Iterator[str]:
         )
 
 
-def _tables(said: dict[str, Any]) -> Iterator[str]:
+def _tables(told: "Progress") -> Iterator[str]:
     """How large the tables are, and what makes them grow; as far as trainer 0 knows."""
-    for name, found in (said.get("tables") or {}).items():
-        keys = found["keys"]
+    for name, found in told.tables.items():
+        keys = found.keys
         if not keys:
             continue
         total = sum(keys)
-        parts = [f"{total:,} keys", f"{found['bytes'] / (1 << 20):,.0f} MiB of rows"]
-        parts += [f"{found[what]:,} {what}" for what in ("admitted", "new", "evicted") if found.get(what) is not None]
+        parts = [f"{total:,} keys", f"{found.bytes / (1 << 20):,.0f} MiB of rows"]
+        counts = {"admitted": found.admitted, "new": found.new, "evicted": found.evicted}
+        parts += [f"{count:,} {what}" for what, count in counts.items() if count is not None]
         if total and len(keys) > 1:
             parts.append(f"fullest server {max(keys) * len(keys) / total:.2f} times the mean")
-        if found.get("shard_skew") is not None:
-            parts.append(f"fullest shard {found['shard_skew']:.2f} times")
+        if found.shard_skew is not None:
+            parts.append(f"fullest shard {found.shard_skew:.2f} times")
         yield f"table {name}: {', '.join(parts)}"
-    features = said.get("new_keys_of_features") or {}
+    features = told.new_keys_of_features
     if any(features.values()):
         most = sorted(features.items(), key=lambda item: -item[1])[:5]
         yield "new keys come from " + ", ".join(f"{name} {count:,}" for name, count in most if count)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import sys
 import time
-from typing import Any, Protocol, TextIO, cast
+from typing import Protocol, TextIO, cast
 
 import structlog
 from rich.console import Console
@@ -15,8 +14,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.coordinator import wire
+from paddlewheel.trainer.protocol.messages import Progress as TrainerProgress
 
 _SECONDS_BETWEEN_LINES = 5.0
+_LOGGED = ("epoch", "step", "rows", "total_rows", "rows_per_second", "loss", "auc", "seconds_left", "bad_steps")
+"""Fields of a progress event that log lines show."""
 _STYLES = {"warning": "yellow", "error": "bold red"}
 
 
@@ -89,24 +92,23 @@ def duration(seconds: float | None) -> str:
     return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
 
 
-def progress_of(status: pb.JobStatus) -> dict[str, Any]:
-    """Trainer 0's last progress event; empty before the first."""
-    said: dict[str, Any] = json.loads(status.progress_json) if status.progress_json else {}
-    return said
+def progress_of(status: pb.JobStatus) -> TrainerProgress | None:
+    """Trainer 0's last progress event; None before the first."""
+    return wire.read(status.progress, TrainerProgress) if status.HasField("progress") else None
 
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _facts(said: dict[str, Any]) -> str:
-    parts = [f"{_number(said.get('rows_per_second'), ',.0f')} rows/s", f"loss {_number(said.get('loss'), '.4f')}"]
-    if said.get("auc") is not None:
-        parts.append(f"AUC {said['auc']:.4f}")
-    if said.get("bad_steps"):
-        parts.append(f"{said['bad_steps']} bad steps")
-    if said.get("seconds_left") is not None:
-        parts.append(f"{duration(said['seconds_left'])} left")
+def _facts(told: TrainerProgress) -> str:
+    parts = [f"{_number(told.rows_per_second, ',.0f')} rows/s", f"loss {_number(told.loss, '.4f')}"]
+    if told.auc is not None:
+        parts.append(f"AUC {told.auc:.4f}")
+    if told.bad_steps:
+        parts.append(f"{told.bad_steps} bad steps")
+    if told.seconds_left is not None:
+        parts.append(f"{duration(told.seconds_left)} left")
     return "  ".join(parts)
 
 
@@ -129,13 +131,15 @@ class TerminalDisplay:
 
     def update(self, status: pb.JobStatus) -> None:
         """Moves the bar."""
-        said = progress_of(status)
-        phase = status.phase
-        rows, total = said.get("rows"), said.get("total_rows")
-        if phase == "running" and said:
-            phase = said.get("phase", "training" if status.mode == "train" else "evaluating")
-        facts = f"{rows:,} of {total:,} rows  {_facts(said)}" if rows is not None and total else ""
-        self._progress.update(self._task, description=phase, completed=rows or 0, total=total or None, facts=facts)
+        told, phase = progress_of(status), status.phase
+        if told is None:
+            self._progress.update(self._task, description=phase, completed=0, total=None, facts="")
+            return
+        if phase == "running":
+            phase = "training" if status.mode == "train" else "evaluating"
+        rows, total = told.rows, told.total_rows
+        facts = f"{rows:,} of {total:,} rows  {_facts(told)}" if total else ""
+        self._progress.update(self._task, description=phase, completed=rows, total=total or None, facts=facts)
 
     def note(self, level: str, text: str) -> None:
         """Prints above the bar."""
@@ -164,28 +168,19 @@ class LogDisplay:
             ],
         )
         self._shown_at = -_SECONDS_BETWEEN_LINES
-        self._shown = ""
+        self._shown: TrainerProgress | None = None
 
     def update(self, status: pb.JobStatus) -> None:
         """Logs progress if it is new and the last line old enough."""
         now = time.monotonic()
-        if status.progress_json == self._shown or now - self._shown_at < _SECONDS_BETWEEN_LINES:
+        if now - self._shown_at < _SECONDS_BETWEEN_LINES:
             return
-        said = progress_of(status)
-        self._shown, self._shown_at = status.progress_json, now
-        keys = (
-            "epoch",
-            "step",
-            "rows",
-            "total_rows",
-            "rows_per_second",
-            "loss",
-            "auc",
-            "seconds_left",
-            "bad_steps",
-            "phase",
-        )
-        shown = {key: said[key] for key in keys if said.get(key) is not None}
+        told = progress_of(status)
+        if told is None or told == self._shown:
+            return
+        self._shown, self._shown_at = told, now
+        figures = told.model_dump(include=set(_LOGGED))
+        shown = {name: figures[name] for name in _LOGGED if figures[name] is not None}
         rounded = {key: round(value, 5) if isinstance(value, float) else value for key, value in shown.items()}
         self._log.info("progress", job=status.name, **rounded)
 

@@ -30,18 +30,22 @@ import psutil
 from paddlewheel.deploy.launch.display import Display, choose_display
 from paddlewheel.deploy.launch.hosts import HostsConfig
 from paddlewheel.deploy.launch.outcome import RunOutcome
-from paddlewheel.deploy.launch.plan import Mode, Resume, metrics_address, plan_of, targets_folder
+from paddlewheel.deploy.launch.plan import metrics_address, plan_of, targets_folder
+from paddlewheel.trainer.agent.options import AgentOptions
 from paddlewheel.trainer.agent.paddle_environment import COMPUTE_THREADS
 from paddlewheel.trainer.agent.silence import Silence
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
-from paddlewheel.trainer.coordinator import resume as resuming
+from paddlewheel.trainer.coordinator import wire
 from paddlewheel.trainer.coordinator.plan import JobPlan
+from paddlewheel.trainer.coordinator.records import JobOver
 from paddlewheel.trainer.coordinator.resume import read_journal
 from paddlewheel.trainer.coordinator.security import Security
+from paddlewheel.trainer.coordinator.specs import Mode, Resume
 from paddlewheel.trainer.distributed.subprocesses import kill_leftovers, kill_session, reserve_port, start
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_DONE, describe_exit
+from paddlewheel.trainer.protocol.messages import Result
 from paddlewheel.trainer.worker import warm_start
 
 _OPEN_SECONDS = 30.0
@@ -100,15 +104,16 @@ def run_local(
     run_dir = Path(job.run_dir).absolute()
     log_dir = run_dir / "logs" if mode == "train" else run_dir / "logs" / mode
     log_dir.mkdir(parents=True, exist_ok=True)
-    plan = plan_of(job, mode, restore=restore, resume=resume)
-    if hosts is not None and plan.http_address is not None and job.metrics.address is None:
-        port = plan.http_address.rpartition(":")[2]
-        plan = plan.model_copy(update={"http_address": f"{hosts.coordinator}:{port}"})
     with _sole_use(run_dir):
-        if (result := resuming.finished_result(plan)) is not None:
+        planned = plan_of(job, mode, restore=restore, resume=resume)
+        plan = planned.plan
+        if (result := planned.finished_result) is not None:
             return _nothing_to_do(plan, result, log_dir)
-        if mode == "train" and job.warm_start is not None and resuming.find_start(plan).path is None:
+        if mode == "train" and job.warm_start is not None and planned.start.path is None:
             warm_start.plan(job)
+        if hosts is not None and plan.http_address is not None and job.metrics.address is None:
+            port = plan.http_address.rpartition(":")[2]
+            plan = plan.model_copy(update={"http_address": f"{hosts.coordinator}:{port}"})
         _check_ports(job, hosts)
         launcher = _Launcher(job, plan, log_dir, display or choose_display(), hosts, worker_commands or {})
         outcome = asyncio.run(launcher.run())
@@ -127,8 +132,8 @@ def _nothing_to_do(plan: JobPlan, result: dict[str, Any], log_dir: Path) -> RunO
         exit_code=EXIT_DONE,
         cause="",
         failed_role="",
-        detail=f"{plan.name} is trained already; --from-scratch trains it again, more train.epochs or later --days go "
-        "on.",
+        detail=f"{plan.job.name} is trained already; --from-scratch trains it again, more train.epochs or later --days "
+        "go on.",
         result=result,
         run_dir=Path(plan.run_dir),
         log_dir=log_dir,
@@ -256,7 +261,7 @@ class _Launcher:
             return False
         committed = self._seen.status.checkpoint.num_committed if self._seen.status is not None else 0
         self._num_fruitless_revivals = 0 if committed else self._num_fruitless_revivals
-        if self._signal is None and self._num_fruitless_revivals < self._plan.control.max_restarts:
+        if self._signal is None and self._num_fruitless_revivals < self._job.control.max_restarts:
             return True
         cause = f"the coordinator {self._lost}"
         if self._num_revivals:
@@ -293,7 +298,7 @@ class _Launcher:
         """
         cluster = self._job.cluster
         listen = self._address or f"{self._own_address}:{cluster.coordinator_port or 0}"
-        self._num_records_before = max((record["record"] for record in read_journal(self._plan.journal)), default=0)
+        self._num_records_before = max((record.record for record in read_journal(self._plan.journal)), default=0)
         read_end, write_end = os.pipe()
         log = self._log_dir / "coordinator.log"
         command = [
@@ -316,7 +321,7 @@ class _Launcher:
         self._coordinator.stdin.write(self._plan.model_dump_json().encode() + b"\n")
         self._coordinator.stdin.close()
         reading = max(
-            _OPEN_SECONDS, self._plan.control.checkpoint_timeout_seconds
+            _OPEN_SECONDS, self._job.control.checkpoint_timeout_seconds
         )  # it reads the newest checkpoint through first
         line = await self._unless_signalled(_read_line(read_end, reading))
         if line is None:
@@ -363,16 +368,20 @@ class _Launcher:
             place = next(place for place in self._hosts.places(name) if place.rank == rank)
             return place.connected(place.shell_command(self._job, self._address, targets_folder(self._job)))
         cluster = self._job.cluster
-        command = [sys.executable, "-m", "paddlewheel.trainer.agent.agent", "--role", name, "--rank", str(rank)]
-        command += ["--coordinator", self._address, "--host", cluster.bind_address]
-        if name == "pserver" and cluster.server_ports is not None:
-            command += ["--port", str(cluster.server_ports[rank])]
         metrics = metrics_address(self._job, name, rank)
-        if metrics is not None:
-            command += ["--job-name", self._job.name, "--metrics", metrics, "--targets", str(targets_folder(self._job))]
-        if name in self._worker_commands:
-            command += ["--worker", shlex.join(self._worker_commands[name])]
-        return command
+        ports = cluster.server_ports if name == "pserver" else None
+        options = AgentOptions(
+            role=name,
+            rank=rank,
+            coordinator=self._address,
+            host=cluster.bind_address,
+            port=ports[rank] if ports is not None else None,
+            job_name=self._job.name if metrics is not None else "",
+            metrics=metrics,
+            targets=targets_folder(self._job) if metrics is not None else None,
+            worker=shlex.join(self._worker_commands.get(name, ())),
+        )
+        return [sys.executable, "-m", "paddlewheel.trainer.agent.agent", *options.to_arguments()]
 
     async def _spawn(self, role: _Role) -> None:
         with role.log.open("ab" if role.num_spawns else "wb") as output:
@@ -408,8 +417,8 @@ class _Launcher:
                 seen.entry = entry.number
                 if entry.level != "debug":
                     self._display.note(entry.level, entry.text)
-        if status.result_json:
-            seen.result = json.loads(status.result_json)
+        if status.HasField("result"):
+            seen.result = wire.read(status.result, Result).figures
         for member in status.members:
             if member.role == pb.ROLE_PSERVER:
                 before = seen.server_memory_bytes.get(member.rank, 0)
@@ -419,7 +428,7 @@ class _Launcher:
     async def _supervise(self, watching: asyncio.Task[None]) -> None:
         """Until the job is over or cannot go on."""
         assert self._coordinator is not None
-        silence = Silence(self._plan.control.heartbeat_timeout_seconds * 2, time.monotonic())
+        silence = Silence(self._job.control.heartbeat_timeout_seconds * 2, time.monotonic())
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), 0.2)
@@ -457,7 +466,7 @@ class _Launcher:
         """How much longer an ordered stop may take because a checkpoint is being saved."""
         status = self._seen.status
         saving = status is not None and status.checkpoint.state in {"saving", "committing"}
-        return self._plan.control.final_checkpoint_timeout_seconds if saving else 0.0
+        return self._job.control.final_checkpoint_timeout_seconds if saving else 0.0
 
     def _is_over(self) -> bool:
         return self._seen.status is not None and self._seen.status.over
@@ -467,17 +476,16 @@ class _Launcher:
         assert self._coordinator is not None
         code = self._coordinator.returncode
         last = next(iter(reversed(read_journal(self._plan.journal))), None)
-        is_new = last is not None and last["record"] > self._num_records_before
-        if last is None or not is_new or last["what"] != "over" or last["exit_code"] != code:
-            last = {"exit_code": code} if code == EXIT_DONE else None  # it ends so only when all is done
-        if last is None:
+        is_its_end = isinstance(last, JobOver) and last.record > self._num_records_before and last.exit_code == code
+        if not is_its_end and code != EXIT_DONE:  # with that it ends only when all is done
             return False
         status = self._seen.status or pb.JobStatus()
         status.over = True
-        status.outcome.exit_code = last["exit_code"]
-        status.outcome.cause, status.outcome.failed_role = last.get("cause", ""), last.get("failed_role", "")
+        status.outcome.CopyFrom(pb.Outcome(exit_code=code))
+        if isinstance(last, JobOver) and is_its_end:
+            status.outcome.cause, status.outcome.failed_role = last.cause, last.failed_role
+            self._seen.result = last.result or self._seen.result
         self._seen.status = status
-        self._seen.result = last.get("result") or self._seen.result
         return True
 
     async def _look_after(self, role: _Role, now: float) -> None:

@@ -1,23 +1,46 @@
-"""What the coordinator of a job is given: its plan, with the days that are to be trained."""
+"""What the coordinator of a job is given: its plan, with the days that are to be trained, and where the run starts."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from paddlewheel.data_pipeline.days import find_days, parse_day, parse_days
 from paddlewheel.trainer.coordinator import resume as resuming
 from paddlewheel.trainer.coordinator.plan import JobPlan
+from paddlewheel.trainer.coordinator.resume import StartPoint
+from paddlewheel.trainer.coordinator.specs import Mode, Resume
 from paddlewheel.trainer.job.config import JobConfig, check_server_folders
 from paddlewheel.trainer.job.days import DaysConfig, choose
 from paddlewheel.trainer.job.errors import ConfigError, Problem
 
-Mode = Literal["train", "evaluate"]
-Resume = Literal["auto", "always", "never"]
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that has not begun."""
+
+    plan: JobPlan
+
+    @cached_property
+    def start(self) -> StartPoint:
+        """Where it would start, as the checkpoints were when this was first asked for.
+
+        Only the coordinator, which owns them, makes sure of it (`resume.prepare_start`).
+
+        Raises:
+            ResumeError, CheckpointError: as `resume.find_start`.
+        """
+        return resuming.find_start(self.plan)
+
+    @property
+    def finished_result(self) -> dict[str, object] | None:
+        """The result of the run before, if that has trained all that this one would; None otherwise."""
+        return resuming.finished_result(self.plan, self.start)
 
 
-def plan_of(job: JobConfig, mode: Mode = "train", *, restore: str | None = None, resume: Resume = "auto") -> JobPlan:
-    """What the coordinator of this job is given.
+def plan_of(job: JobConfig, mode: Mode = "train", *, restore: str | None = None, resume: Resume = "auto") -> PlannedRun:
+    """What the coordinator of this job is given, and where the run starts.
 
     Raises:
         ConfigError: servers cannot save to, or load from, a folder of the job.
@@ -25,30 +48,25 @@ def plan_of(job: JobConfig, mode: Mode = "train", *, restore: str | None = None,
     """
     check_server_folders(job, restore)
     plan = JobPlan(
-        name=job.name,
+        job=job,
         mode=mode,
-        num_servers=job.cluster.servers,
-        num_trainers=job.cluster.trainers,
-        run_dir=str(Path(job.run_dir).absolute()),
-        job=job.model_dump(mode="json"),
-        tables={name: job.tables[name].model_dump(mode="json") for name in job.data.tables},
-        control=job.control,
         restore=restore,
         resume=resume,
         http_address=metrics_address(job, "coordinator"),
         targets=str(targets_folder(job)),
     )
-    return plan if mode == "evaluate" or job.train.days is None else _with_days(plan, job, job.train.days)
+    return PlannedRun(plan) if mode == "evaluate" or job.train.days is None else _with_days(plan, job.train.days)
 
 
-def _with_days(plan: JobPlan, job: JobConfig, days: DaysConfig) -> JobPlan:
+def _with_days(plan: JobPlan, days: DaysConfig) -> PlannedRun:
     """The plan with the days that are trained and those that are to be."""
+    job = plan.job
     if days.range is None:
         raise ConfigError(
             job.name,
             [Problem("train.days.range", "is missing: say which days to train, such as --days 2026-01-01..2026-01-07")],
         )
-    trained, current = resuming.days_behind(resuming.find_start(plan).cursor)
+    trained, current = resuming.days_behind(PlannedRun(plan).start.cursor)
     chosen = choose(
         parse_days(days.range),
         find_days(job.data.train, days.column),
@@ -56,7 +74,7 @@ def _with_days(plan: JobPlan, job: JobConfig, days: DaysConfig) -> JobPlan:
         current=parse_day(current) if current is not None else None,
         skip_missing=days.skip_missing,
     )
-    return plan.model_copy(update={"days": tuple(day.isoformat() for day in chosen)})
+    return PlannedRun(plan.model_copy(update={"days": tuple(day.isoformat() for day in chosen)}))
 
 
 def metrics_address(job: JobConfig, role: str, rank: int = 0) -> str | None:

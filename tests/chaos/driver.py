@@ -21,6 +21,7 @@ from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from paddlewheel.trainer.coordinator import run_report
+from paddlewheel.trainer.coordinator.records import AttemptLost
 from paddlewheel.trainer.coordinator.resume import read_journal
 from paddlewheel.trainer.coordinator.security import CHANNEL_OPTIONS
 from tests.chaos import oracle
@@ -146,7 +147,7 @@ class ChaosJob:
         raise AssertionError(f"never: {what}\n{self.log()}")
 
     def wait_for_step(self, step: int) -> pb.JobStatus:
-        return self.wait_for(lambda s: s.progress_json and json.loads(s.progress_json)["step"] >= step, f"step {step}")
+        return self.wait_for(lambda s: s.progress.step >= step, f"step {step}")
 
     def random_moment(self) -> pb.JobStatus:
         """Somewhere in training, after the first checkpoint or before it."""
@@ -165,7 +166,7 @@ class ChaosJob:
         self.wait_for(lambda _: self.num_records("committed") >= number, f"{number} checkpoints")
 
     def num_records(self, what: str) -> int:
-        return sum(record["what"] == what for record in read_journal(self.run_dir / "journal.jsonl"))
+        return sum(record.what == what for record in read_journal(self.run_dir / "journal.jsonl"))
 
     # -- what is done to it
 
@@ -207,8 +208,8 @@ class ChaosJob:
 
     def seconds_to_detect(self) -> float:
         """From the hit until the loss was written down, the grace for the survivors excluded."""
-        lost = [r for r in read_journal(self.run_dir / "journal.jsonl") if r["what"] == "lost"]
-        after = [r["time"] - r.get("halting_seconds", 0.0) - self.hit_at for r in lost if r["time"] > self.hit_at]
+        lost = [r for r in read_journal(self.run_dir / "journal.jsonl") if isinstance(r, AttemptLost)]
+        after = [r.time - r.halting_seconds - self.hit_at for r in lost if r.time > self.hit_at]
         return min(after) if after and self.hit_at else float("nan")
 
 

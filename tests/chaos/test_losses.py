@@ -101,7 +101,9 @@ def delayed(role: str, seconds: float) -> Callable[[ChaosJob], None]:
 def storm(job: ChaosJob) -> None:
     """Three losses, each as soon as training goes on."""
     for attempt in (1, 2, 3):
-        job.wait_for(lambda s, n=attempt: s.attempt >= n and s.phase == "running" and s.progress_json, "to be training")
+        job.wait_for(
+            lambda s, n=attempt: s.attempt >= n and s.phase == "running" and s.HasField("progress"), "to be training"
+        )
         role, part = job.random.choice(["pserver", "trainer"]), job.random.choice(["agent", "worker"])
         job.hit(job.pid_of(role, job.random.randint(0, 1), part))
         job.wait_for(lambda s, n=attempt: s.num_restarts >= n, "a restart")

@@ -126,7 +126,7 @@ class Cluster:
             time.sleep(0.05)
 
     def num_records(self, what: str) -> int:
-        return sum(record["what"] == what for record in read_journal(self.run_dir / "journal.jsonl"))
+        return sum(record.what == what for record in read_journal(self.run_dir / "journal.jsonl"))
 
     def logs(self) -> str:
         return "\n".join(f"{path.name}:\n{path.read_text()[-2000:]}" for path in self.run_dir.glob("*.log"))
@@ -174,8 +174,8 @@ def test_a_cut_cable_costs_a_restart(cluster: Cluster) -> None:
     cluster.wait_until(lambda: cluster.num_records("lost") >= 1, "the loss to be noticed", seconds=60)
     cluster.hosts.cable("up")
     report = finish(cluster)
-    lost = next(r for r in read_journal(cluster.run_dir / "journal.jsonl") if r["what"] == "lost")
-    detected = lost["time"] - lost["halting_seconds"] - cut_at
+    lost = next(r for r in read_journal(cluster.run_dir / "journal.jsonl") if r.what == "lost")
+    detected = lost.time - lost.halting_seconds - cut_at
     write_down("cut_cable", report, detected)
     assert detected < 15, lost
     assert "trainer 1" in report.attempts[0].cause
@@ -198,8 +198,8 @@ def test_16_bits_halve_what_a_slow_cable_carries(click_data: Path, tmp_path: Pat
         finally:
             cluster.close()
             hosts.close()
-        over = next(r for r in read_journal(folder / "run" / "journal.jsonl") if r["what"] == "over")
-        result = over["result"]
+        over = next(r for r in read_journal(folder / "run" / "journal.jsonl") if r.what == "over")
+        result = over.result
         assert result["rows"] == result["expected_rows"]
     assert num_bytes["bfloat16"] < 0.7 * num_bytes["float32"], num_bytes
 

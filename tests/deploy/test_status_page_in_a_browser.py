@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -14,9 +13,12 @@ from typing import Any
 import pytest
 
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.coordinator import wire
 from paddlewheel.trainer.coordinator.page import StatusPage
+from paddlewheel.trainer.protocol.messages import TableFigures
 from paddlewheel.trainer.telemetry import WebSecurity, WebServer
 from tests.support.chromium import dump_dom, screenshot
+from tests.support.plans import progress
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 PICTURES = os.environ.get("PADDLEWHEEL_TEST_PICTURES")
@@ -24,7 +26,7 @@ HOSTILE = '<img src=x onerror="document.title=1">&amp;'
 
 
 def job_status(**fields: Any) -> pb.JobStatus:
-    progress = {
+    figures: dict[str, Any] = {
         "epoch": 1,
         "epochs": 3,
         "step": 48_210,
@@ -37,7 +39,9 @@ def job_status(**fields: Any) -> pb.JobStatus:
         "bad_steps": 0,
         "phase_seconds": {"wait": 120.0, "compute": 610.0, "allreduce": 190.0, "apply": 60.0, "push": 12.0},
     }
-    progress["tables"] = {"default": {"keys": [700, 600], "bytes": 1 << 20, "new": 40, "evicted": 7}}
+    table = {"keys": (700, 600), "bytes": 1 << 20, "new": 40, "evicted": 7, "admitted": None, "shard_skew": None}
+    told = pb.Progress()
+    wire.fill(told, progress(**figures, tables={"default": TableFigures(**table)}))
     members = [
         pb.MemberStatus(
             role=role,
@@ -68,7 +72,7 @@ def job_status(**fields: Any) -> pb.JobStatus:
         "attempt": 2,
         "num_restarts": 1,
         "elapsed_seconds": 1740.0,
-        "progress_json": json.dumps(progress),
+        "progress": told,
         "members": members,
         "entries": [
             pb.LogEntry(number=i, time_seconds=1.78e9 + 200 * i, level=level, text=text)
@@ -101,7 +105,7 @@ def server(now: dict[str, pb.JobStatus]) -> Iterator[WebServer]:
         loss = 0.449 + 0.2 * math.exp(-at / 200) + 0.004 * math.sin(2.3 * i)
         rate = 61_000 + 2500 * math.sin(i / 7) - (30_000 if 800 < at < 860 else 0)
         rows = 61_000 * (at if at < 800 else at - 200)
-        page.curves.add(at, {"rows": rows, "loss": loss, "auc": auc, "rows_per_second": rate})
+        page.curves.add(at, progress(rows=int(rows), loss=loss, auc=auc, rows_per_second=rate))
     with WebServer("127.0.0.1:0", page.routes(), WebSecurity()) as web:
         yield web
 

@@ -167,7 +167,7 @@ def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def _journal_before(folder: Path) -> list[dict]:
     """Nothing was run, so nothing was written."""
     records = read_journal(folder / "run" / "journal.jsonl")
-    assert [record["what"] for record in records].count("over") == 2
+    assert [record.what for record in records].count("over") == 2
     return records
 
 
@@ -290,7 +290,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _told(run: Path, what: str, at_least: int) -> list[dict]:
-    found = [record for record in read_journal(run / "journal.jsonl") if record["what"] == what]
+    found = [record.model_dump() for record in read_journal(run / "journal.jsonl") if record.what == what]
     return found if len(found) >= at_least else []
 
 

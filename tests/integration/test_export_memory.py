@@ -56,7 +56,7 @@ def make_checkpoint(folder: Path, num_keys: int) -> Path:
     saved_tables.record(table, "default", job.tables["default"], job.seed, NUM_SHARDS)
     settings = job.model_dump(mode="json")
     dense = dense_program(job, job.tables).state()
-    draft.finish(dense=dense, cursor={"job": resume.identity(settings)}, facts={"settings": settings})
+    draft.finish(dense=dense, cursor={"job": resume.identity(job)}, facts={"settings": settings})
     return manifest.commit(draft.path, 1, 1)
 
 

@@ -10,23 +10,40 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paddlewheel.pserver.messages import WorkerError
 from paddlewheel.trainer.coordinator import messages
 from paddlewheel.trainer.coordinator.members import WorkerState
 from paddlewheel.trainer.coordinator.messages import Role, RoleRank
-from paddlewheel.trainer.coordinator.plan import JobPlan
 from paddlewheel.trainer.coordinator.row_ledger import prove
+from paddlewheel.trainer.coordinator.specs import TrainerSpec
 from paddlewheel.trainer.coordinator.state_machine import JobStateMachine, Phase
-from paddlewheel.trainer.job.control import ControlConfig
-
-LIMITS = ControlConfig(
-    heartbeat_seconds=0.5,
-    heartbeat_timeout_seconds=4,
-    rendezvous_timeout_seconds=1000,
-    startup_timeout_seconds=50,
-    step_timeout_seconds=30,
-    max_restarts=1,
-    backoff_seconds=1,
+from paddlewheel.trainer.protocol.messages import (
+    CommitRequest,
+    Committed,
+    CursorReply,
+    CursorRequest,
+    EpochReply,
+    LeaseReply,
+    LeaseRequest,
+    NotCommitted,
+    Reply,
+    Request,
+    Result,
+    StopTraining,
+    TrainerReply,
+    TrainerRequest,
 )
+from tests.support.plans import epoch_request, plan
+
+LIMITS = {
+    "heartbeat_seconds": 0.5,
+    "heartbeat_timeout_seconds": 4,
+    "rendezvous_timeout_seconds": 1000,
+    "startup_timeout_seconds": 50,
+    "step_timeout_seconds": 30,
+    "max_restarts": 1,
+    "backoff_seconds": 1,
+}
 
 
 NUM_EPOCHS = 2
@@ -44,10 +61,10 @@ class Worker:
     ready: bool = False
     doing: str = "open"
     """open an epoch, train, save, commit (trainer 0) or wait for that (the others), end"""
-    spans: list[list[int]] = field(default_factory=list)
+    spans: list[tuple[int, int, int, int]] = field(default_factory=list)
     done: dict[int, int] = field(default_factory=dict)
     asked: bool = False
-    replies: deque[dict[str, Any]] = field(default_factory=deque)
+    replies: deque[TrainerReply] = field(default_factory=deque)
     num_commits: int = 0
 
 
@@ -68,17 +85,9 @@ class World:
     """Agents around one JobStateMachine, and checks on everything it does."""
 
     def __init__(self, num_servers: int, num_trainers: int) -> None:
-        plan = JobPlan(
-            name="j",
-            num_servers=num_servers,
-            num_trainers=num_trainers,
-            run_dir="/r",
-            job={"train": {"epochs": NUM_EPOCHS}},
-            tables={},
-            control=LIMITS,
-        )
         self.now = 0.0
-        self.control = JobStateMachine(plan, self.now)
+        job = plan(num_servers, num_trainers, train={"epochs": NUM_EPOCHS}, control=LIMITS)
+        self.control = JobStateMachine(job, self.now)
         role_ranks = [RoleRank(Role.PSERVER, r) for r in range(num_servers)] + [
             RoleRank(Role.TRAINER, r) for r in range(num_trainers)
         ]
@@ -119,7 +128,8 @@ class World:
         match action:
             case messages.StartWorker(session=session, spec=spec):
                 assert not self.commits, "a new attempt before it is known what was committed"
-                assert spec.get("restore", self.newest) == self.newest, "not the newest checkpoint"
+                if isinstance(spec, TrainerSpec):
+                    assert spec.restore == self.newest, "not the newest checkpoint"
                 agent = next(a for a in self.agents if a.session == session)
                 assert not any(isinstance(c, messages.StartWorker) for c in agent.commands), "told twice to start"
                 assert agent.worker is None, "told to start a second worker"
@@ -145,7 +155,7 @@ class World:
         if outcome.exit_code in {130, 143}:
             assert self.stop_asked
         if outcome.exit_code == 75 and not self.stop_asked:
-            assert self.control.num_restarts >= LIMITS.max_restarts or "not all roles" in outcome.cause
+            assert self.control.num_restarts >= LIMITS["max_restarts"] or "not all roles" in outcome.cause
         # No worker that an agent could still end is left running.
         for agent in self.agents:
             if agent.session is not None and agent.worker is not None:
@@ -180,10 +190,10 @@ class World:
                 agent.events.append(messages.WorkerStarted(agent.session, attempt, 9))
             case messages.StopWorker(attempt=attempt) if agent.worker is not None and agent.worker.attempt == attempt:
                 self._end_worker(agent, -9, expected=True)
-            case messages.SendToWorker(line={"command": "stop"}) if agent.worker is not None:
+            case messages.SendToWorker(command=StopTraining()) if agent.worker is not None:
                 self._end_worker(agent, 143)
-            case messages.SendToWorker(line=line) if agent.worker is not None and "reply" in line:
-                agent.worker.replies.append(line)
+            case messages.SendToWorker(command=Reply(answer=answer)) if agent.worker is not None:
+                agent.worker.replies.append(answer)
             case messages.Finish(exit_code=code):
                 agent.finished = code
                 self._hang_up(agent)
@@ -218,48 +228,47 @@ class World:
         step = worker.epoch + (worker.doing in {"save", "commit"} and worker.epoch < NUM_EPOCHS)
         match worker.doing:
             case "open":
-                slices = [list(piece) for piece in SIZES.items()]
-                self._ask(agent, worker, "epoch", fingerprint="f", order="o", seed=1, slices=slices)
+                self._ask(agent, worker, epoch_request(SIZES, worker.epoch))
             case "train":
-                self._ask(agent, worker, "lease")
+                self._ask(agent, worker, LeaseRequest(epoch=worker.epoch))
             case "save":
-                self._ask(agent, worker, "cursor", step=step, spans=worker.spans)
+                spans = tuple(worker.spans)
+                self._ask(agent, worker, CursorRequest(step=step, epoch=worker.epoch, spans=spans, skipped=()))
                 worker.spans = []
             case "wait":
                 first = next(a for a in self.agents if a.role_rank == RoleRank(Role.TRAINER, 0)).worker
                 if first is None or first.num_commits > worker.num_commits:
                     self._next_epoch(worker)
             case "end":
-                agent.events.append(messages.WorkerEvent(session, worker.attempt, {"event": "result", "rows": 1}))
+                agent.events.append(messages.WorkerEvent(session, worker.attempt, Result(figures={"rows": 1})))
                 self._end_worker(agent, 0)
 
     @staticmethod
-    def _ask(agent: Agent, worker: Worker, what: str, **fields: Any) -> None:
+    def _ask(agent: Agent, worker: Worker, ask: TrainerRequest) -> None:
         assert agent.session is not None
-        said = {"event": "request", "id": 7, "what": what, "epoch": worker.epoch, **fields}
-        agent.events.append(messages.WorkerEvent(agent.session, worker.attempt, said))
+        agent.events.append(messages.WorkerEvent(agent.session, worker.attempt, Request(id=7, ask=ask)))
         worker.asked = True
 
-    def _hear(self, agent: Agent, worker: Worker, reply: dict[str, Any]) -> None:
-        assert "error" not in reply or reply.get("committed") is False, reply
-        match worker.doing:
-            case "open":
-                worker.done, worker.doing = dict(reply["done"]), "train"
-            case "train":
-                for index in reply["slices"]:
+    def _hear(self, agent: Agent, worker: Worker, reply: TrainerReply) -> None:
+        match worker.doing, reply:
+            case "open", EpochReply(done=done):
+                worker.done, worker.doing = dict(done), "train"
+            case "train", LeaseReply(slices=slices):
+                for index in slices:
                     start = worker.done.get(index, 0)
-                    worker.spans.append([worker.epoch, index, start, SIZES[index] - start])
-                if not reply["slices"]:
+                    worker.spans.append((worker.epoch, index, start, SIZES[index] - start))
+                if not slices:
                     worker.doing = "save"
-            case "save" if agent.role_rank.rank == 0:
+            case "save", CursorReply() if agent.role_rank.rank == 0:
                 worker.doing = "commit"
-                self._ask(
-                    agent, worker, "commit", step=reply["cursor"]["step"], draft=f"/d/{reply['draft']}", seconds=1.0
-                )
-            case "save":
+                draft = f"/d/{reply.draft}"
+                self._ask(agent, worker, CommitRequest(step=reply.cursor["step"], draft=draft, seconds=1.0))
+            case "save", CursorReply():
                 worker.doing = "wait"
-            case "commit":
+            case "commit", Committed() | NotCommitted():
                 self._next_epoch(worker)
+            case _:
+                raise AssertionError(reply)
 
     @staticmethod
     def _next_epoch(worker: Worker) -> None:
@@ -282,7 +291,7 @@ class World:
     def crash(self, agent: Agent, code: int) -> None:
         if agent.worker is not None and agent.session is not None and not agent.frozen:
             if code == 64:
-                said = {"event": "error", "kind": "job", "message": "m"}
+                said = WorkerError(kind="job", message="m")
                 agent.events.append(messages.WorkerEvent(agent.session, agent.worker.attempt, said))
             self._end_worker(agent, code)
 

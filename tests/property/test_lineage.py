@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import Any
 
@@ -11,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paddlewheel.trainer.agent import worker_process
+from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.coordinator import wire
 from paddlewheel.trainer.coordinator.row_ledger import (
     Cursor,
     EpochPlan,
@@ -20,8 +21,15 @@ from paddlewheel.trainer.coordinator.row_ledger import (
     runs_of,
     sizes_of,
 )
+from paddlewheel.trainer.protocol.messages import CursorRequest, EpochRequest, Request, read_event, to_line
+from tests.support.plans import epoch_request
 
 SEED = 3
+
+
+def report(step: int, spans: Any, *, skipped: Any = (), epoch: int = 0) -> CursorRequest:
+    tuples = [tuple(tuple(span) for span in found) for found in (spans, skipped)]
+    return CursorRequest(step=step, epoch=epoch, spans=tuples[0], skipped=tuples[1])
 
 
 class Trainer:
@@ -57,13 +65,7 @@ class Run:
     def open_epoch(self) -> None:
         plan = list(self.sizes.items())
         random.Random(self.epoch).shuffle(plan)
-        asked = {
-            "epoch": self.epoch,
-            "fingerprint": "f",
-            "order": "o",
-            "seed": SEED,
-            "slices": [list(s) for s in plan],
-        }
+        asked = epoch_request(dict(plan), self.epoch, SEED)
         replies = [self.lineage.open_epoch(asked)[0] for _ in self.trainers]
         assert all(reply == replies[0] for reply in replies)
         self.done = replies[0]
@@ -97,7 +99,7 @@ class Run:
 
     def save(self) -> Cursor:
         for place, trainer in enumerate(self.order.sample(self.trainers, len(self.trainers))):
-            asked = {"step": self.step, "epoch": self.epoch, "spans": trainer.spans, "skipped": trainer.spans[:1]}
+            asked = report(self.step, trainer.spans, skipped=trainer.spans[:1], epoch=self.epoch)
             trainer.spans = []
             cursor = self.lineage.report(trainer.rank, asked)
             assert (cursor is not None) == (place == len(self.trainers) - 1)
@@ -105,7 +107,7 @@ class Run:
         return cursor
 
     def commit(self, cursor: Cursor) -> None:
-        self.lineage.settle(cursor, committed=True)
+        self.lineage.commit_finished(cursor, committed=True)
         assert cursor.body["parent"] == (self.line[-1]["draft"] if self.line else None)
         self.line.append(dict(cursor.body))
 
@@ -140,7 +142,7 @@ def test_every_row_is_trained_once_whatever_is_lost(
                     if order.random() < 0.5:
                         run.commit(cursor)  # it was committed, but nobody lived to hear of it
                 elif order.random() < 0.2 and run.epoch < num_epochs:
-                    run.lineage.settle(cursor, committed=False)
+                    run.lineage.commit_finished(cursor, committed=False)
                 else:
                     run.commit(cursor)
                     assert run.lineage.is_last(cursor) or run.epoch < num_epochs
@@ -162,8 +164,7 @@ def test_a_greedy_trainer_gets_its_share_and_no_more(sizes: list[int], num_train
     order = random.Random(seed)
     lineage = RowLedger(num_trainers, 1)
     lineage.begin(1)
-    slices = [[index, rows] for index, rows in enumerate(sizes)]
-    lineage.open_epoch({"epoch": 0, "fingerprint": "f", "order": "o", "seed": 1, "slices": slices})
+    lineage.open_epoch(epoch_request(dict(enumerate(sizes))))
     given_out: dict[int, list[int]] = {}
     for rank in order.sample(range(num_trainers), num_trainers):  # each takes all it can get before the next one asks
         given_out[rank] = []
@@ -177,9 +178,8 @@ def test_a_greedy_trainer_gets_its_share_and_no_more(sizes: list[int], num_train
 def one(spans: list[list[int]], *, sizes: dict[int, int] | None = None, num_epochs: int = 2) -> Cursor | None:
     lineage = RowLedger(1, num_epochs)
     lineage.begin(1)
-    slices = [list(s) for s in (sizes or {0: 10, 1: 10}).items()]
-    lineage.open_epoch({"epoch": 0, "fingerprint": "f", "order": "o", "seed": 1, "slices": slices})
-    return lineage.report(0, {"step": 3, "epoch": 0, "spans": spans, "skipped": []})
+    lineage.open_epoch(epoch_request(sizes or {0: 10, 1: 10}))
+    return lineage.report(0, report(3, spans))
 
 
 @pytest.mark.parametrize(
@@ -202,48 +202,47 @@ def test_spans_that_do_not_fit_are_refused(spans: list[list[int]], message: str)
 def test_an_epoch_does_not_begin_before_the_one_before_it_is_complete() -> None:
     lineage = RowLedger(1, 2)
     lineage.begin(1)
-    plan = {"fingerprint": "f", "order": "o", "seed": 1, "slices": [[0, 10], [1, 10]]}
-    lineage.open_epoch({"epoch": 0, **plan})
-    lineage.open_epoch({"epoch": 1, **plan})
+    for epoch in (0, 1):
+        lineage.open_epoch(epoch_request({0: 10, 1: 10}, epoch))
     with pytest.raises(RowLedgerError, match="epoch 1 was begun before rows 5 to 10 of slice 1 of epoch 0"):
-        lineage.report(0, {"step": 1, "epoch": 1, "spans": [[0, 0, 0, 10], [0, 1, 0, 5], [1, 0, 0, 1]]})
+        lineage.report(0, report(1, [[0, 0, 0, 10], [0, 1, 0, 5], [1, 0, 0, 1]], epoch=1))
 
 
 def test_trainers_that_read_different_data_are_told() -> None:
     lineage = RowLedger(2, 1)
     lineage.begin(1)
-    asked = {"epoch": 0, "fingerprint": "f", "order": "o", "seed": 1, "slices": [[0, 10]]}
+    asked = epoch_request({0: 10})
     lineage.open_epoch(asked)
     with pytest.raises(RowLedgerError, match="do not read the same data") as refusal:
-        lineage.open_epoch({**asked, "fingerprint": "g"})
+        lineage.open_epoch(asked.model_copy(update={"fingerprint": "g"}))
     assert refusal.value.kind == "data"
     with pytest.raises(RowLedgerError, match="same data"):
-        lineage.open_epoch({**asked, "slices": [[0, 9]]})
+        lineage.open_epoch(epoch_request({0: 9}))
 
 
 @pytest.mark.parametrize("key", ["fingerprint", "order", "seed"])
 def test_other_data_than_the_checkpoints_is_refused_in_the_middle_of_an_epoch(key: str) -> None:
-    asked: dict[str, Any] = {"epoch": 0, "fingerprint": "f", "order": "o", "seed": 1, "slices": [[0, 10]]}
+    other: dict[str, Any] = {key: 2 if key == "seed" else "other"}
     cursor = one([[0, 0, 0, 5]], sizes={0: 10})
     assert cursor is not None
     lineage = RowLedger(1, 2, cursor.body)
     lineage.begin(2)
     with pytest.raises(RowLedgerError, match=key) as refusal:
-        lineage.open_epoch({**asked, key: 2 if key == "seed" else "other"})
+        lineage.open_epoch(epoch_request({0: 10}).model_copy(update=other))
     assert refusal.value.kind == "data"
     at_the_end = one([[0, 0, 0, 10]], sizes={0: 10})
     assert at_the_end is not None
     after = RowLedger(1, 2, at_the_end.body)
     after.begin(2)
-    assert after.open_epoch({**asked, "epoch": 1, key: 2 if key == "seed" else "other"})[0] == {}
+    assert after.open_epoch(epoch_request({0: 10}, epoch=1).model_copy(update=other))[0] == {}
 
 
 def test_trainers_at_different_steps_are_told() -> None:
     lineage = RowLedger(2, 1)
     lineage.begin(1)
-    lineage.report(0, {"step": 4, "spans": []})
+    lineage.report(0, report(4, []))
     with pytest.raises(RowLedgerError, match="different steps: 4 and 5"):
-        lineage.report(1, {"step": 5, "spans": []})
+        lineage.report(1, report(5, []))
 
 
 def test_the_proof_counts_what_was_trained_twice_or_never() -> None:
@@ -256,7 +255,6 @@ def test_the_proof_counts_what_was_trained_twice_or_never() -> None:
 @given(st.dictionaries(st.integers(0, 60), st.integers(1, 3), max_size=40))
 def test_sizes_as_runs_are_the_same_sizes(sizes: dict[int, int]) -> None:
     assert sizes_of(runs_of(sizes)) == sizes
-    assert sizes_of([[index, rows] for index, rows in sizes.items()]) == sizes  # as journals and fakes may say it
 
 
 def test_two_million_slices_fit_into_one_event() -> None:
@@ -265,9 +263,15 @@ def test_two_million_slices_fit_into_one_event() -> None:
     order = list(range(number))
     random.Random(1).shuffle(order)
     sizes = runs_of({index: 1000 if index % 100 else 900 for index in range(number)})
-    text = json.dumps({"event": "request", "slices": order, "sizes": sizes})
-    assert len(text) < worker_process._MAX_LINE_BYTES
-    plan = EpochPlan.from_request({**json.loads(text), "fingerprint": "f", "order": "o", "seed": 1})
+    asked = EpochRequest(epoch=0, fingerprint="f", order="o", seed=1, slices=tuple(order), sizes=sizes)
+    line = to_line(Request(id=1, ask=asked))
+    assert len(line) < worker_process._MAX_LINE_BYTES
+    message = pb.WorkerEvent()
+    wire.put_union(message, read_event(line))
+    assert message.ByteSize() < worker_process._MAX_LINE_BYTES
+    heard = wire.read_union(message, "event")
+    assert heard.ask == asked
+    plan = EpochPlan.from_request(heard.ask)
     assert (list(plan.sizes), plan.sizes[7], plan.sizes[200]) == (order, 1000, 900)
 
 

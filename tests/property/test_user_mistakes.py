@@ -159,7 +159,7 @@ def nothing_starts() -> Iterator[None]:
         patch.setattr(preflight, "ModelCheck", InProcess)
         for where in (
             "paddlewheel.deploy.bench.recovery.drill",
-            "paddlewheel.trainer.agent.agent.main",
+            "paddlewheel.trainer.agent.agent.run_agent",
         ):
             patch.setattr(where, lambda *_, **__: pytest.fail("something was started"))
         for where in (

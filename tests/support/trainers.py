@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.protocol.messages import to_line
+from tests.support.plans import trainer_spec
 from tests.support.ports import free_port
 
 
@@ -23,7 +25,7 @@ class _Referee:
         self.rank_of_turn = threading.Condition()
 
     def answer(self, rank, request):
-        return getattr(self, request["what"])(rank, request)
+        return {"what": request["what"], **getattr(self, request["what"])(rank, request)}
 
     def epoch(self, rank, request):
         return {"done": []}
@@ -43,9 +45,8 @@ class _Referee:
         return {"cursor": cursor, "draft": f".draft-{request['step']}"}
 
     def commit(self, rank, request):
-        assert "error" not in request, request
         path = manifest.commit(Path(request["draft"]), request["step"], self.job.checkpoint.keep)
-        return {"committed": True, "path": str(path)}
+        return {"what": "committed", "path": str(path)}
 
 
 def run_trainers(job, endpoints, log_directory, *, mode="train", restore=None, timeout=120):
@@ -58,7 +59,7 @@ def run_trainers(job, endpoints, log_directory, *, mode="train", restore=None, t
             event = json.loads(line)
             found[rank].append(event)
             if event["event"] == "request":
-                reply = {"reply": event["id"], **referee.answer(rank, event)}
+                reply = {"command": "reply", "id": event["id"], "answer": referee.answer(rank, event["ask"])}
                 worker.stdin.write(json.dumps(reply) + "\n")
                 worker.stdin.flush()
 
@@ -77,17 +78,17 @@ def run_trainers(job, endpoints, log_directory, *, mode="train", restore=None, t
                 text=True,
             )
             os.close(write)
-            spec = {
-                "job": job.model_dump(mode="json"),
-                "mode": mode,
-                "rank": rank,
-                "num_trainers": num_trainers,
-                "servers": list(endpoints),
-                "store": store,
-                "interface": "lo",
-                "restore": restore,
-            }
-            worker.stdin.write(json.dumps(spec) + "\n")
+            spec = trainer_spec(
+                job,
+                rank,
+                num_trainers,
+                mode=mode,
+                servers=tuple(endpoints),
+                store=store,
+                interface="lo",
+                restore=restore,
+            )
+            worker.stdin.write(to_line(spec) + "\n")
             worker.stdin.flush()
             listener = threading.Thread(target=listen, args=(rank, worker, stack.enter_context(os.fdopen(read))))
             listener.start()
@@ -100,8 +101,8 @@ def run_trainers(job, endpoints, log_directory, *, mode="train", restore=None, t
 
 
 def result_of(events):
-    """The `result` event among a worker's events; fails with the worker's error otherwise."""
+    """The figures of the `result` event among a worker's events; fails with the worker's error otherwise."""
     for event in events:
         if event["event"] == "result":
-            return event
+            return event["figures"]
     raise AssertionError([e for e in events if e["event"] == "error"] or events)

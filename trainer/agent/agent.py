@@ -1,30 +1,26 @@
 """The light half of a server or trainer: joins the coordinator, starts the Paddle worker, watches it, answers for it.
 
-python -m paddlewheel.trainer.agent.agent --role pserver|trainer [--rank N] --coordinator HOST:PORT [--host ADDRESS]
-[--port N]
+python -m paddlewheel.trainer.agent.agent --role pserver|trainer --coordinator HOST:PORT ...       (see options.py)
 
 It never imports Paddle, whose calls hold the GIL for minutes: heartbeats, health checks and signals must go on. The
 worker's standard input carries its specification, commands and replies; its events come back on a pipe of their own
-(process.EVENT_FD); its output passes through this process to the log. The worker cannot outlive it (process.start).
+(subprocesses.EVENT_FD); its output passes through this process to the log. The worker cannot outlive it
+(subprocesses.start).
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import importlib.metadata
 import json
 import os
-import shlex
 import signal
 import socket
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import grpc
 import grpc.aio
@@ -34,13 +30,24 @@ from grpc_reflection.v1alpha import reflection
 
 from paddlewheel.pserver.admin import is_healthy, server_uid
 from paddlewheel.pserver.errors import ServerError
+from paddlewheel.pserver.messages import ServerSpec, WorkerError
+from paddlewheel.trainer.agent.options import AgentOptions
 from paddlewheel.trainer.agent.paddle_environment import math_environment
 from paddlewheel.trainer.agent.worker_process import WorkerProcess
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
+from paddlewheel.trainer.coordinator import wire
 from paddlewheel.trainer.coordinator.security import Security, SecurityError
 from paddlewheel.trainer.distributed.subprocesses import PortTakenError, interface_of, port_of, reserve_port
 from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_DONE, describe_exit
+from paddlewheel.trainer.protocol.messages import (
+    HostAnswer,
+    HostFailed,
+    HostStaging,
+    PhaseChanged,
+    WorkerEvent,
+    to_line,
+)
 from paddlewheel.trainer.telemetry import Telemetry, WebSecurityError, WebServer, metrics_app
 from paddlewheel.trainer.telemetry.discovery import TargetFile
 from paddlewheel.trainer.telemetry.logs import configure_logs
@@ -50,42 +57,10 @@ if TYPE_CHECKING:
     from paddlewheel.trainer.checkpoint.host_transfer import Host
 
 _ROLES = {"pserver": pb.ROLE_PSERVER, "trainer": pb.ROLE_TRAINER}
-_WORKERS = {"pserver": "paddlewheel.pserver.server_process", "trainer": "paddlewheel.trainer.worker"}
 _JOIN_RETRY_SECONDS = 1.0
 _PORT_SECONDS = 60.0
 """A server that was killed keeps its port until its memory is freed: 0.12 s for each GiB, as measured."""
 _PORT_RETRY_SECONDS = 0.5
-
-
-@dataclass(frozen=True)
-class AgentOptions:
-    """What an agent is told on its command line."""
-
-    role: str
-    rank: int | None
-    coordinator: str
-    """'host:port'; its name may not resolve yet, and nobody may listen there yet."""
-    host: str
-    """The address that this machine's worker binds, and under which the other roles reach it."""
-    port: int | None = None
-    """The worker's port; None: a free one, anew for each worker."""
-    health_address: str = "127.0.0.1:0"
-    """Where the gRPC health service listens."""
-    join_seconds: float = 300.0
-    """How long the coordinator may stay away at the start."""
-    job_name: str = ""
-    """Label of the metrics."""
-    metrics_address: str | None = None
-    """Where /metrics listens; None: nowhere."""
-    targets: Path | None = None
-    """Folder for the file that tells Prometheus of this agent."""
-    worker_command: tuple[str, ...] = ()
-    """Replaces `python -m` and the module of the role."""
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        """The program of the worker."""
-        return self.worker_command or (sys.executable, "-m", _WORKERS[self.role])
 
 
 class Agent:
@@ -304,7 +279,7 @@ class Agent:
                 await self._start_worker(command.start_worker)
             case "worker_input":
                 if self._worker is not None and self._worker.attempt == command.worker_input.attempt:
-                    self._worker.tell(command.worker_input.json)
+                    self._worker.tell(to_line(wire.read_union(command.worker_input, "command")))
             case "stop_worker":
                 if self._worker is not None and self._worker.attempt == command.stop_worker.attempt:
                     self._telemetry.worker_stopping()
@@ -328,14 +303,13 @@ class Agent:
         worker = await WorkerProcess.start(
             self._options.command, order.attempt, self._outbox, self._telemetry.observe, variables
         )
-        spec = json.loads(order.spec_json)
-        if self._options.role == "pserver" and spec.get("staging"):
+        if order.HasField("staging"):
             from paddlewheel.trainer.checkpoint.host_transfer import Host  # with NumPy, which no other agent needs
 
-            self._host = Host(spec)
+            self._host = Host(wire.read(order.server, ServerSpec), wire.read(order.staging, HostStaging))
         self._worker = worker
         self._telemetry.worker_started(order.attempt)
-        worker.tell(order.spec_json)
+        worker.tell(json.dumps(wire.plain(order.server if order.HasField("server") else order.trainer)))
         self._outbox.put_nowait(pb.AgentMessage(worker_started=pb.WorkerStarted(attempt=order.attempt, pid=worker.pid)))
         self._log.info("started the worker", worker_pid=worker.pid, attempt=order.attempt)
         self._watcher = asyncio.create_task(self._watch_worker(worker, order))
@@ -377,7 +351,7 @@ class Agent:
                 if not ready:
                     with contextlib.suppress(ServerError):  # not there after all: it is asked again
                         process = await asyncio.to_thread(server_uid, self._options.host, port)
-                        self._telemetry.worker_ready(ServerProbe.of_worker(order.spec_json))
+                        self._telemetry.worker_ready(ServerProbe.of_worker(wire.read(order.server, ServerSpec)))
                         there = pb.WorkerReady(attempt=order.attempt, identity=process)
                         self._outbox.put_nowait(pb.AgentMessage(worker_ready=there))
                         ready = True
@@ -390,16 +364,16 @@ class Agent:
 
     async def _fetch(self, host: Host, worker: WorkerProcess) -> bool:
         """Before the server counts as ready: what it is to load must be on this host."""
-        self._say(worker, {"event": "phase", "phase": "loading"})
+        self._say(worker, PhaseChanged(phase="loading"))
         if self._host_end is not None:
             await asyncio.wait([self._host_end])
         try:
             await asyncio.to_thread(host.begin)
         except Exception as error:  # noqa: BLE001 -- the trainers wait for this server, or for its error
-            kind = "checkpoint" if isinstance(error, ValueError) else "runtime"
-            self._say(worker, {"event": "error", "kind": kind, "message": f"restoring: {error}"})
+            kind: Literal["checkpoint", "runtime"] = "checkpoint" if isinstance(error, ValueError) else "runtime"
+            self._say(worker, WorkerError(kind=kind, message=f"restoring: {error}"))
             return False
-        self._say(worker, {"event": "phase", "phase": ""})
+        self._say(worker, PhaseChanged(phase=""))
         return True
 
     async def _carry_out(self, order: pb.HostRequest) -> None:
@@ -407,14 +381,14 @@ class Agent:
         try:
             host, worker = self._host, self._worker
             if host is None or worker is None or worker.attempt != order.attempt:
-                answer: dict[str, Any] = {"error": "its server is gone, or has no folder for checkpoints of a store"}
+                answer: HostAnswer = HostFailed(error="its server is gone, or has no folder for checkpoints of a store")
             else:
-                answer = await asyncio.to_thread(host.obey, json.loads(order.json))
-            text = json.dumps(answer)
+                answer = await asyncio.to_thread(host.obey, wire.read_union(order, "order"))
         except Exception as error:  # noqa: BLE001 -- see above
-            self._log.exception("an order could not be carried out", order=order.json)
-            text = json.dumps({"error": f"{type(error).__name__}: {error}"})
-        message = pb.HostResponse(attempt=order.attempt, json=text)
+            self._log.exception("an order could not be carried out", order=order.WhichOneof("order"))
+            answer = HostFailed(error=f"{type(error).__name__}: {error}")
+        message = pb.HostResponse(attempt=order.attempt)
+        wire.put_union(message, answer)
         self._outbox.put_nowait(pb.AgentMessage(host_response=message))
 
     async def _end_host(self, host: Host) -> None:
@@ -422,9 +396,10 @@ class Agent:
         host.cancel()
         await asyncio.to_thread(host.clear)
 
-    def _say(self, worker: WorkerProcess, event: dict[str, Any]) -> None:
+    def _say(self, worker: WorkerProcess, event: WorkerEvent) -> None:
         """As if the worker had said it: a server's worker says nothing while it serves."""
-        message = pb.WorkerEvent(attempt=worker.attempt, json=json.dumps(event))
+        message = pb.WorkerEvent(attempt=worker.attempt)
+        wire.put_union(message, event)
         self._outbox.put_nowait(pb.AgentMessage(worker_event=message))
 
     async def _end_worker(self, grace_seconds: float) -> None:
@@ -446,7 +421,7 @@ class Agent:
         server = self._security.server()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        self._security.listen(server, self._options.health_address)
+        self._security.listen(server, self._options.health)
         await self._set_health(serving=False)
         await server.start()
         return server
@@ -455,7 +430,7 @@ class Agent:
 
     def _serve_metrics(self) -> None:
         """Start the metrics server. If the port is taken, log a warning and continue without it."""
-        address = self._options.metrics_address
+        address = self._options.metrics
         if address is None:
             return
         try:
@@ -496,37 +471,9 @@ async def attend(options: AgentOptions, security: Security) -> int:
     return await Agent(options, security).run()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the agent process."""
-    parser = argparse.ArgumentParser(prog="python -m paddlewheel.trainer.agent.agent", description=__doc__)
-    parser.add_argument("--role", choices=sorted(_ROLES), required=True)
-    parser.add_argument("--rank", type=int, help="default: the lowest free one")
-    parser.add_argument("--coordinator", required=True, help="HOST:PORT")
-    parser.add_argument("--host", default="127.0.0.1", help="address of this machine for the other roles")
-    parser.add_argument("--port", type=int, help="the worker's port (default: a free one)")
-    parser.add_argument("--health", default="127.0.0.1:0", help="address of the gRPC health service")
-    parser.add_argument(
-        "--join-seconds", type=float, default=300.0, help="how long the coordinator may stay away at the start"
-    )
-    parser.add_argument("--job-name", default="", help="label of the metrics")
-    parser.add_argument("--metrics", help="address of the HTTP port for /metrics (default: none)")
-    parser.add_argument("--targets", type=Path, help="folder for the file that tells Prometheus of this agent")
-    parser.add_argument("--worker", help="command that replaces the Paddle worker (for tests)")
-    given = parser.parse_args(arguments)
+def run_agent(options: AgentOptions) -> int:
+    """The agent until the job is over; the exit code of its process."""
     configure_logs()
-    options = AgentOptions(
-        role=given.role,
-        rank=given.rank,
-        coordinator=given.coordinator,
-        host=given.host,
-        port=given.port,
-        health_address=given.health,
-        join_seconds=given.join_seconds,
-        job_name=given.job_name,
-        metrics_address=given.metrics,
-        targets=given.targets,
-        worker_command=tuple(shlex.split(given.worker or "")),
-    )
     try:
         return asyncio.run(attend(options, Security.from_environment()))
     except (SecurityError, WebSecurityError) as error:
@@ -538,4 +485,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_agent(AgentOptions.from_arguments(sys.argv[1:])))

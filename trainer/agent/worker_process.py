@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import json
 import os
 import signal
 from asyncio.subprocess import Process
@@ -14,8 +13,11 @@ from typing import Any
 
 import psutil
 
+from paddlewheel.pserver.messages import Remark, SignalReceived, WorkerError
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.coordinator import wire
 from paddlewheel.trainer.distributed.subprocesses import exit_status, kill_leftovers, kill_session, start
+from paddlewheel.trainer.protocol.messages import MessageError, WorkerEvent, read_event
 from paddlewheel.trainer.telemetry.logs import write_output
 
 _NUM_TAIL_LINES = 30
@@ -34,7 +36,7 @@ class WorkerProcess:
         process: Process,
         attempt: int,
         outbox: asyncio.Queue[pb.AgentMessage],
-        observe: Callable[[dict[str, Any]], None],
+        observe: Callable[[WorkerEvent], None],
     ) -> None:
         self.attempt = attempt
         self._observe = observe
@@ -54,7 +56,7 @@ class WorkerProcess:
         command: Sequence[str],
         attempt: int,
         outbox: asyncio.Queue[pb.AgentMessage],
-        observe: Callable[[dict[str, Any]], None],
+        observe: Callable[[WorkerEvent], None],
         environment: Mapping[str, str],
     ) -> WorkerProcess:
         """Starts command with a pipe for its events."""
@@ -148,28 +150,38 @@ class WorkerProcess:
         try:
             while line := await reader.readline():
                 self._num_read += 1
-                try:
-                    said = json.loads(line)
-                except (ValueError, RecursionError):
-                    said = None
-                if not isinstance(said, dict):
-                    said = {"event": "log", "level": "warning", "message": f"not an event: {line[:200]!r}"}
-                if said.get("event") == "signal":
-                    said["asked"] = self.stopping
-                self._pass_on(said)
+                self._pass_on(self._event_of(line))
         except ValueError:  # what follows in the pipe is the rest of that line, so nothing can be read any more
             text = f"it said more in one event than the {_MAX_LINE_BYTES >> 20} MiB that a message can hold"
             remedy = "if these are the slices of an epoch: fewer, larger row groups"
-            self._pass_on({"event": "error", "kind": "job", "message": f"{text} ({remedy})"})
+            self._pass_on(WorkerError(kind="job", message=f"{text} ({remedy})"))
             self.kill()
         finally:
             transport.close()
 
-    def _pass_on(self, said: dict[str, Any]) -> None:
+    def _event_of(self, line: bytes) -> WorkerEvent:
+        """What the worker says. A line that is no JSON object is a remark: some library wrote to the pipe. An object
+        that is no event is an error: whoever waits for what it was meant to bring would wait for ever.
+        """
+        try:
+            event = read_event(line)
+        except MessageError as error:
+            if not line.lstrip().startswith(b"{"):
+                return Remark(level="warning", message=f"not an event: {line[:200]!r}")
+            return WorkerError(kind="runtime", message=f"{error}: {line[:200].decode(errors='replace')}")
+        return event.model_copy(update={"asked": self.stopping}) if isinstance(event, SignalReceived) else event
+
+    def _pass_on(self, event: WorkerEvent) -> None:
         """An event, to the metrics and to the coordinator."""
-        self._observe(said)
-        event = pb.WorkerEvent(attempt=self.attempt, json=json.dumps(said))
-        self._outbox.put_nowait(pb.AgentMessage(worker_event=event))
+        self._observe(event)
+        message = pb.WorkerEvent(attempt=self.attempt)
+        try:
+            wire.put_union(message, event)
+        except (ValueError, TypeError) as error:  # such as a number of more than 64 bits
+            message = pb.WorkerEvent(attempt=self.attempt)
+            text = f"an event {event.event!r} cannot be passed on: {error}"
+            wire.put_union(message, WorkerError(kind="runtime", message=text))
+        self._outbox.put_nowait(pb.AgentMessage(worker_event=message))
 
     async def _pass_on_output(self) -> None:
         assert self._process.stdout is not None

@@ -16,51 +16,51 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from paddlewheel.pserver import host_parts
 from paddlewheel.pserver.client import Client
-from paddlewheel.pserver.config import Tables, table_id
+from paddlewheel.pserver.config import table_id
 from paddlewheel.pserver.errors import SaveError
+from paddlewheel.pserver.messages import ServerSpec
 from paddlewheel.pserver.saved_tables import Part, SavedTable, parse_description, with_earlier
 from paddlewheel.trainer.checkpoint.manifest import CURSOR, DENSE, Base, CheckpointError
 from paddlewheel.trainer.checkpoint.object_store import Facts, ObjectStore, RemoteCheckpoint
+from paddlewheel.trainer.protocol.messages import (
+    ForgetFiles,
+    HostAnswer,
+    HostDone,
+    HostFailed,
+    HostOrder,
+    HostStaging,
+    HostUploaded,
+    PrepareHost,
+    StagingPlan,
+    UploadDraft,
+    UploadedPart,
+    UploadedTable,
+)
 
 _LOADED = "loaded"
 
-AskHosts = Callable[[dict[str, Any]], Sequence[Mapping[str, Any]]]
+AskHosts = Callable[[HostOrder], Sequence[HostAnswer]]
 """Sends an order to the agents of all servers; their answers in rank order."""
-
-
-@dataclass(frozen=True)
-class StagingPlan:
-    """What the coordinator tells of the way to the store. folders: of the servers' hosts, in rank order."""
-
-    folders: tuple[str, ...]
-    owner: str
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> StagingPlan:
-        return cls(tuple(raw["folders"]), raw["owner"])
 
 
 class Host:
     """What the agent of a server does for it. Every call may take long; `cancel` ends the one under way.
 
     Args:
-        spec: the first line of the server's worker, with `staging`: folder, owner, location, restore.
+        spec: of the server's worker.
+        staging: its folder, and the way to the store.
     """
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
-        staging = spec["staging"]
-        self._folder = Path(staging["folder"])
-        self._tables = TypeAdapter(Tables).validate_python(spec["tables"])
-        self._rank, self._num_servers = int(spec["rank"]), len(spec["endpoints"])
-        self._location, self._owner, self._restore = staging["location"], staging["owner"], staging["restore"]
+    def __init__(self, spec: ServerSpec, staging: HostStaging) -> None:
+        self._folder = Path(staging.folder)
+        self._tables = spec.tables
+        self._rank, self._num_servers = spec.rank, len(spec.endpoints)
+        self._location, self._owner, self._restore = staging.location, staging.owner, staging.restore
         self._cancelled = threading.Event()
         self._busy = threading.RLock()
 
@@ -97,28 +97,27 @@ class Host:
                 host_parts.lay_out(link, fetched / folder, to, self._rank, self._num_servers, config)
                 shutil.rmtree(fetched, ignore_errors=True)
 
-    def obey(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Carries out an order of trainer 0; an answer with `error` when it could not.
-
-        prepare {draft, bytes}: makes an empty folder with room. upload {draft}: {tables: {name: parts}}, `Part` as
-        lists. forget: removes everything.
-        """
+    def obey(self, order: HostOrder) -> HostAnswer:
+        """Carries out an order of trainer 0; `HostFailed` when it could not."""
         with self._busy:
             try:
-                match order["order"]:
-                    case "prepare":
+                match order:
+                    case PrepareHost():
                         self.clear()
-                        self._check_room(int(order["bytes"][self._rank]))
-                        (self._folder / order["draft"]).mkdir(parents=True)
-                    case "upload":
-                        return {"tables": self._upload(order["draft"])}
-                    case "forget":
+                        self._check_room(order.num_bytes[self._rank])
+                        (self._folder / order.draft).mkdir(parents=True)
+                    case UploadDraft():
+                        return HostUploaded(
+                            tables={
+                                name: UploadedTable(parts=tuple(UploadedPart(**part._asdict()) for part in parts))
+                                for name, parts in self._upload(order.draft).items()
+                            }
+                        )
+                    case ForgetFiles():
                         self.clear()
-                    case what:
-                        return {"error": f"unknown order {what!r}"}
             except (OSError, ValueError, RuntimeError) as error:
-                return {"error": f"{type(error).__name__}: {error}"}
-            return {}
+                return HostFailed(error=f"{type(error).__name__}: {error}")
+            return HostDone()
 
     def clear(self) -> None:
         """Remove the folder, as soon as nothing is under way in it."""
@@ -171,11 +170,12 @@ class RemoteDraft:
         Raises:
             CheckpointError, ServerError, StoreError: it is not complete, and never will be.
         """
-        self._answers({"order": "prepare", "draft": self._name, "bytes": list(client.save_bytes())})
+        self._answers(PrepareHost(draft=self._name, num_bytes=tuple(client.save_bytes())))
 
         def collect() -> list[dict[str, list[Part]]]:
-            answers = self._answers({"order": "upload", "draft": self._name})
-            return [{n: [Part(*p) for p in parts] for n, parts in answer["tables"].items()} for answer in answers]
+            answers = self._answers(UploadDraft(draft=self._name))
+            uploaded = [answer.tables for answer in answers if isinstance(answer, HostUploaded)]
+            return [{n: [Part(**dict(p)) for p in table.parts] for n, table in tables.items()} for tables in uploaded]
 
         saved = client.save_per_host(
             [Path(folder, self._name) for folder in self._plan.folders],
@@ -204,11 +204,11 @@ class RemoteDraft:
         files = self._files | self._store.put(self.address, content)
         return self._store.finish(self.address, self._step, facts, files)
 
-    def _answers(self, order: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
+    def _answers(self, order: HostOrder) -> Sequence[HostAnswer]:
         answers = self._ask(order)
         for rank, answer in enumerate(answers):
-            if "error" in answer:
-                raise CheckpointError(f"the host of pserver {rank}: {answer['error']}")
+            if isinstance(answer, HostFailed):
+                raise CheckpointError(f"the host of pserver {rank}: {answer.error}")
         return answers
 
 
@@ -219,7 +219,7 @@ def load_remote(client: Client, saved: RemoteCheckpoint, plan: StagingPlan, ask:
         CheckpointError: the tables do not fit.
     """
     mark = client.load_per_host([Path(folder, _LOADED) for folder in plan.folders], tables_of(saved))
-    ask({"order": "forget"})
+    ask(ForgetFiles())
     return mark
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
-from typing import Any
 
+from paddlewheel.pserver.messages import WorkerError
 from paddlewheel.trainer.coordinator.members import Member, Membership, WorkerState
 from paddlewheel.trainer.coordinator.messages import Role, RoleRank, WorkerExited
 from paddlewheel.trainer.job.control import ControlConfig
@@ -94,11 +94,11 @@ def of_exit(member: Member, event: WorkerExited) -> Cause:
     return Cause(weight, describe_exit(event.code), member.role_rank, event.log_tail)
 
 
-def of_error(member: Member, said: dict[str, Any]) -> Cause:
+def of_error(member: Member, error: WorkerError) -> Cause:
     """A worker's error event."""
-    weight = _WEIGHT_OF_KIND.get(str(said.get("kind")), Severity.LOSS)
-    text, detail = f"failed: {said.get('message', 'no message')}", str(said.get("traceback", ""))
-    return Cause(weight, text, member.role_rank, detail, of_restore=said.get("kind") == CHECKPOINT)
+    weight = _WEIGHT_OF_KIND.get(error.kind, Severity.LOSS)
+    text = f"failed: {error.message}"
+    return Cause(weight, text, member.role_rank, error.traceback, of_restore=error.kind == CHECKPOINT)
 
 
 def of_delay(member: Member, members: Membership, limits: ControlConfig, now: float, *, training: bool) -> Cause | None:

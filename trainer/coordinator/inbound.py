@@ -6,24 +6,20 @@ far from here. So what does not make sense is refused, with its name, its value 
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 from typing import Any
 
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
-from paddlewheel.trainer.coordinator import messages
+from paddlewheel.trainer.coordinator import messages, wire
 from paddlewheel.trainer.job.exit_codes import EXIT_TERMINATED
+from paddlewheel.trainer.protocol.messages import MessageError
 
 ROLES = {pb.ROLE_PSERVER: messages.Role.PSERVER, pb.ROLE_TRAINER: messages.Role.TRAINER}
 _MAX_SECONDS = 86_400.0
 _MAX_PID = 2**31 - 1
 _MAX_HOST = 255
 _SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-
-
-class MessageError(ValueError):
-    """A message says what cannot be."""
 
 
 def watch_interval_seconds(request: pb.StatusRequest) -> float:
@@ -80,14 +76,14 @@ def event_of(session: int, message: pb.AgentMessage) -> messages.Event | None:
         case "worker_ready":
             return messages.WorkerReady(session, message.worker_ready.attempt, message.worker_ready.identity)
         case "worker_event":
-            said = _object("worker_event.json", message.worker_event.json)
-            return messages.WorkerEvent(session, message.worker_event.attempt, said)
+            told = wire.read_union(message.worker_event, "event")
+            return messages.WorkerEvent(session, message.worker_event.attempt, told)
         case "worker_exited":
             gone = message.worker_exited
             code = _within("exit_code", gone.exit_code, -64, 255)
             return messages.WorkerExited(session, gone.attempt, code, gone.expected, gone.log_tail, gone.reason)
         case "host_response":
-            answer = _object("host_response.json", message.host_response.json)
+            answer = wire.read_union(message.host_response, "answer")
             return messages.HostResponse(session, message.host_response.attempt, answer)
         case "leaving":
             if message.leaving.signal not in _SIGNALS:
@@ -105,13 +101,3 @@ def _within(name: str, value: Any, least: Any, most: Any) -> Any:
     if not least <= value <= most:
         raise MessageError(f"{name} is {value}: it must be a number from {least:g} to {most:g}")
     return value
-
-
-def _object(name: str, text: str) -> dict[str, Any]:
-    try:
-        said = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise MessageError(f"{name} is no JSON: {error}") from error
-    if not isinstance(said, dict):
-        raise MessageError(f"{name} is no JSON object")
-    return said

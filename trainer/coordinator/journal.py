@@ -19,21 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from paddlewheel.trainer.coordinator.records import RECORDS, Record
+
 _SEALED = re.compile(rb'(\{.*), "crc": "([0-9a-f]{8})"\}')
 _DAMAGED_SUFFIX = ".damaged"
-
-_NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "run": {},
-    "attempt": {"attempt": int, "parent": (str, type(None)), "rows": int},
-    "epoch": {"epoch": int, "slices": list},
-    "committing": {"cursor": dict},
-    "committed": {"draft": str},
-    "lost": {"cause": str, "rows": int},
-    "day": {"day": str, "number": int, "rows": int, "tables": dict},
-    "boundary": {"rows": int, "tables": dict},
-    "over": {"exit_code": int},
-}
-"""What readers rely on, by the kind of record."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +37,13 @@ class Content:
         missing: numbers of records that are not there, or are on a damaged line.
     """
 
-    records: tuple[dict[str, Any], ...] = ()
+    records: tuple[Record, ...] = ()
     damaged: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()
 
 
 def seal(record: Mapping[str, Any]) -> bytes:
-    """The record's line, without its end."""
+    """The line of a record (as plain data), without its end."""
     body = json.dumps(record).encode()
     return body[:-1] + b', "crc": "%08x"}' % zlib.crc32(body)
 
@@ -63,7 +54,7 @@ def read(path: Path) -> Content:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return Content()
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
     damaged = []
     for place, line in enumerate(lines, 1):
         record = _opened(line)
@@ -71,20 +62,19 @@ def read(path: Path) -> Content:
             records.append(record)
         elif line:
             damaged.append(place)
-    numbers = {record["record"] for record in records}
+    numbers = {record.record for record in records}
     missing = sorted(set(range(1, max(numbers, default=0))) - numbers)
     return Content(tuple(records), tuple(damaged), tuple(missing))
 
 
-def _opened(line: bytes) -> dict[str, Any] | None:
+def _opened(line: bytes) -> Record | None:
+    """None: it is no record, whatever its checksum says; so readers can rely on every field."""
     found = _SEALED.fullmatch(line)
     if found is None or zlib.crc32(found[1] + b"}") != int(found[2], 16):
         return None
-    with contextlib.suppress(ValueError):
-        record = json.loads(found[1] + b"}")
-        needed = {"record": int, "time": (int, float), **_NEEDED.get(record.get("what", ""), {})}
-        if "what" in record and all(isinstance(record.get(key), kind) for key, kind in needed.items()):
-            return dict(record)
+    with contextlib.suppress(ValidationError):
+        record = RECORDS.validate_json(found[1] + b"}")
+        return record if record.record > 0 else None
     return None
 
 
@@ -125,7 +115,7 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         content = read(path)
-        last = content.records[-1]["record"] if content.records else 0
+        last = content.records[-1].record if content.records else 0
         self._number = last + len(content.damaged)  # a damaged line may have been the newest record
         self._lock = threading.Lock()
         self._open()
@@ -136,11 +126,12 @@ class Journal:
         # A line was cut short, by a full disk or the end of the process that wrote it.
         self._torn = self._size > 0 and os.pread(self._fd, 1, self._size - 1) != b"\n"
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, record: Record) -> None:
         """Adds a line, with the time unless it has one, and makes it durable. Raises OSError when that fails."""
         with self._lock:
             self._number += 1
-            line = seal({"record": self._number, "time": round(time.time(), 3), **record}) + b"\n"
+            stamped = {"record": self._number, "time": record.time or round(time.time(), 3)}
+            line = seal({**record.model_dump(), **stamped}) + b"\n"
             if self._torn:
                 line = b"\n" + line
             self._torn = True

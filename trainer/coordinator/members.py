@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from paddlewheel.trainer.coordinator.messages import Heartbeat, Joined, Refuse, Role, RoleRank
 from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE
+from paddlewheel.trainer.protocol.messages import Progress
 
 
 class WorkerState(str, enum.Enum):
@@ -48,7 +48,8 @@ class Member:
     worker_phase: str = ""
     moved_at: float = 0.0
     """When the worker last made progress."""
-    progress: dict[str, Any] = field(default_factory=dict)
+    progress: Progress | None = None
+    """What the worker told last."""
 
     @property
     def has_worker(self) -> bool:
@@ -88,11 +89,12 @@ class Member:
         if self.worker is WorkerState.STARTING:
             self.worker, self.moved_at = WorkerState.READY, now
 
-    def take_progress(self, said: dict[str, Any], now: float) -> None:
+    def take_progress(self, told: Progress, now: float) -> None:
         """Keeps a progress event, which counts as a move only if it tells of one."""
-        if any(said.get(key) != self.progress.get(key) for key in ("step", "rows", "epoch", "phase")):
+        before = self.progress
+        if before is None or (told.step, told.rows, told.epoch) != (before.step, before.rows, before.epoch):
             self.moved_at = now
-        self.progress = said
+        self.progress = told
 
     def lose_agent(self) -> None:
         """The agent is gone, and its worker with it."""

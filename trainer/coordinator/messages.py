@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
+from paddlewheel.pserver.messages import ServerSpec
+from paddlewheel.trainer.coordinator.records import Record
 from paddlewheel.trainer.coordinator.row_ledger import Cursor
+from paddlewheel.trainer.coordinator.specs import TrainerSpec
 from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED
+from paddlewheel.trainer.protocol import messages as protocol
+
+if TYPE_CHECKING:
+    from paddlewheel.trainer.coordinator.resume import StartPoint
 
 
 class Role(str, enum.Enum):
@@ -96,11 +103,11 @@ class WorkerReady:
 
 @dataclass(frozen=True)
 class WorkerEvent:
-    """One event of the worker: {"event": "progress" | "phase" | "result" | "error" | ..., ...}."""
+    """One event of the worker."""
 
     session: int
     attempt: int
-    event: dict[str, Any]
+    event: protocol.WorkerEvent
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ class HostResponse:
 
     session: int
     attempt: int
-    answer: dict[str, Any]
+    answer: protocol.HostAnswer
 
 
 @dataclass(frozen=True)
@@ -180,8 +187,7 @@ class CommitFinished:
 class Examined:
     """What became of `Examine`: where to go on from. error: it could not be told now. refusal: nowhere, and why."""
 
-    start: Any = None
-    """A `resume.StartPoint`."""
+    start: StartPoint | None = None
     error: str = ""
     refusal: str = ""
 
@@ -231,20 +237,23 @@ class Refuse:
 
 @dataclass(frozen=True)
 class StartWorker:
-    """Have the session's agent start its worker with this first line."""
+    """Have the session's agent start its worker with this specification. staging: for a server's agent, with
+    checkpoints in an object store.
+    """
 
     session: int
     attempt: int
-    spec: dict[str, Any]
+    spec: ServerSpec | TrainerSpec
+    staging: protocol.HostStaging | None = None
 
 
 @dataclass(frozen=True)
 class SendToWorker:
-    """Write a line to the worker's standard input."""
+    """Write a command, or a reply, to the worker's standard input."""
 
     session: int
     attempt: int
-    line: dict[str, Any]
+    command: protocol.WorkerCommand
 
 
 @dataclass(frozen=True)
@@ -253,7 +262,7 @@ class HostRequest:
 
     session: int
     attempt: int
-    order: dict[str, Any]
+    order: protocol.HostOrder
 
 
 @dataclass(frozen=True)
@@ -322,7 +331,7 @@ class Log:
 
     level: str
     text: str
-    record: dict[str, Any] | None = None
+    record: Record | None = None
 
 
 @dataclass(frozen=True)
@@ -360,7 +369,7 @@ class Outbox:
         """Adds an action."""
         self._actions.append(action)
 
-    def note(self, level: str, text: str, record: dict[str, Any] | None = None) -> None:
+    def note(self, level: str, text: str, record: Record | None = None) -> None:
         """Adds a line for people and, with a record, for the journal."""
         self.do(Log(level, text, record))
 

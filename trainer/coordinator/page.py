@@ -19,6 +19,8 @@ from typing import Any
 from google.protobuf.message import Message
 
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.coordinator import wire
+from paddlewheel.trainer.protocol.messages import Progress
 from paddlewheel.trainer.telemetry import JobTelemetry, metrics_app
 from paddlewheel.trainer.telemetry.web import App
 
@@ -32,16 +34,16 @@ _CURVES = ("rows", "loss", "auc", "rows_per_second")
 
 
 def snapshot(status: pb.JobStatus) -> dict[str, Any]:
-    """The status as plain data: every field present, JSON inside of it parsed, roles by name."""
+    """The status as plain data: every field present, roles by name."""
     result = _plain(status)
-    for key in ("progress", "result"):
-        text = result.pop(f"{key}_json")
-        result[key] = json.loads(text) if text else None
-    if result["progress"]:
-        result["progress"].pop("durations", None)  # for the agents' metrics only
+    result["progress"] = result["result"] = None
+    if status.HasField("progress"):
+        result["progress"] = wire.plain(status.progress)
+        del result["progress"]["durations"]  # for the agents' metrics only
+    if status.HasField("result"):
+        result["result"] = wire.plain(status.result)["figures"]
     for member in result["members"]:
         member["role"] = _ROLES.get(member["role"], "unknown")
-        member.pop("progress_json")
     if not status.HasField("checkpoint"):
         result["checkpoint"]["step"] = -1
     return result
@@ -51,6 +53,8 @@ def _plain(message: Message) -> dict[str, Any]:
     """Unlike protobuf's own MessageToDict: large and missing numbers are numbers, missing messages are there."""
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
+        if field.message_type is not None and field.name in {"progress", "result"}:
+            continue
         value = getattr(message, field.name)
         if field.message_type is not None:
             found[field.name] = [_plain(item) for item in value] if field.is_repeated else _plain(value)
@@ -72,11 +76,13 @@ class Curves:
         self._stride_seconds = 0.0
         self._points: list[tuple[float, ...]] = []
 
-    def add(self, seconds: float, progress: Mapping[str, Any]) -> None:
+    def add(self, seconds: float, progress: Progress | None) -> None:
         """Takes the progress at a time since the start, if the last point is old enough."""
+        if progress is None:
+            return
         if self._points and seconds - self._points[-1][0] < self._stride_seconds:
             return
-        point = (seconds, *(_number(progress.get(name)) for name in _CURVES))
+        point = (seconds, *(_number(getattr(progress, name)) for name in _CURVES))
         if self._points and point[1:] == self._points[-1][1:]:
             return
         self._points.append(point)

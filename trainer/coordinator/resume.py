@@ -18,10 +18,12 @@ from paddlewheel.trainer.checkpoint.manifest import CheckpointError, step_of
 from paddlewheel.trainer.checkpoint.store import Checkpoints, is_remote
 from paddlewheel.trainer.checkpoint.trained_model import inputs_of
 from paddlewheel.trainer.coordinator import journal
+from paddlewheel.trainer.coordinator.records import CommitDone, JobOver, Record, RunBegan
 from paddlewheel.trainer.coordinator.row_ledger import CURSOR_VERSION, RowLedger
 
 if TYPE_CHECKING:
     from paddlewheel.trainer.coordinator.plan import JobPlan
+    from paddlewheel.trainer.job.config import JobConfig
 
 _SECTIONS = ("name", "seed", "data", "tables", "model", "train", "warm_start")
 _FREE = {  # may change from one run to the next
@@ -52,9 +54,10 @@ class StartPoint:
     notes: tuple[str, ...] = ()
 
 
-def identity(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What the trained model depends on, of a job as plain data; without where its files lie."""
-    found = {section: job[section] for section in _SECTIONS if section in job}
+def identity(job: JobConfig) -> dict[str, Any]:
+    """What the trained model depends on, of a job; as plain data, without where its files lie."""
+    plain_job = job.model_dump(mode="json")
+    found = {section: plain_job[section] for section in _SECTIONS}
     for section, keys in _FREE.items():
         if isinstance(found.get(section), Mapping):
             found[section] = {key: value for key, value in found[section].items() if key not in keys}
@@ -117,26 +120,27 @@ def newest_complete(kept: Checkpoints) -> str | None:
     return None
 
 
-def finished_result(plan: JobPlan) -> dict[str, Any] | None:
-    """The result of the run before, if that trained all that this one would; None otherwise."""
+def finished_result(plan: JobPlan, start: StartPoint) -> dict[str, Any] | None:
+    """The result of the run before, if that trained all that this one would; None otherwise.
+
+    start: as `find_start` gives it.
+    """
     if plan.mode != "train" or plan.restore is not None:
         return None
-    start = find_start(plan)
     if start.cursor is None or start.cursor["position"]["epoch"] < plan.num_epochs:
         return None
-    last = next((record for record in reversed(read_journal(plan.journal)) if record["what"] == "over"), None)
-    if last is None or last["exit_code"] != 0 or not last.get("result"):
+    last = next((record for record in reversed(read_journal(plan.journal)) if isinstance(record, JobOver)), None)
+    if last is None or last.exit_code != 0 or not last.result:
         return None  # the last checkpoint is there, but what follows (the evaluation) was not done
     if changed := list(differences(start.cursor.get("job"), identity(plan.job))):
         raise ResumeError(
-            f"{plan.name} is trained already, to the end of {start.path}, with other values:\n  "
+            f"{plan.job.name} is trained already, to the end of {start.path}, with other values:\n  "
             + _shortened(changed)
             + "\nThere is nothing left for --resume to train with the new ones: train more (train.epochs, --days),"
             " begin again and put the checkpoints aside (--from-scratch), or give this job another folder (--set "
             "run_dir=...)."
         )
-    result: dict[str, Any] = last["result"]
-    return result
+    return last.result
 
 
 def prepare_start(plan: JobPlan, kept: Checkpoints) -> StartPoint:
@@ -229,19 +233,19 @@ def _step(address: str) -> int:
     return step
 
 
-def _has_gone_on(records: Sequence[Mapping[str, Any]], asked: str) -> bool:
+def _has_gone_on(records: Sequence[Record], asked: str) -> bool:
     """Whether the runs since the last one that was asked for something else have committed anything."""
     has_committed = is_ours = False
     for record in records:
-        if record["what"] == "run":
-            has_committed = has_committed and record.get("asked") == asked
-            is_ours = record.get("asked") == asked
-        elif record["what"] == "committed" and record.get("path") != asked:  # that one may be noted at a run's begin
+        if isinstance(record, RunBegan):
+            has_committed = has_committed and record.asked == asked
+            is_ours = record.asked == asked
+        elif isinstance(record, CommitDone) and record.path != asked:  # that one may be noted at a run's begin
             has_committed = is_ours
     return has_committed
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
+def read_journal(path: Path) -> list[Record]:
     """The records of a journal that are whole, oldest first."""
     return list(journal.read(path).records)
 
@@ -290,7 +294,7 @@ def days_behind(cursor: Mapping[str, Any] | None) -> tuple[tuple[str, ...], str 
 
 def _check_days(address: str, cursor: Mapping[str, Any], plan: JobPlan) -> None:
     """Epochs are days, or they are not; and days that were trained keep their number."""
-    if ("days" in cursor) != plan.by_days and cursor["rows"]:
+    if ("days" in cursor) != (plan.job.train.days is not None) and cursor["rows"]:
         was, now = ("by days", "in epochs") if "days" in cursor else ("in epochs", "by days")
         raise ResumeError(
             f"{address} was trained {was}, this job trains {now} (train.days, --days): begin again with --from-scratch"

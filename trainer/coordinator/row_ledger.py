@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from paddlewheel.trainer.protocol.messages import CursorRequest, EpochRequest, Run
 
 CURSOR_VERSION = 1
 _LARGEST_LEASE = 8
@@ -21,8 +23,8 @@ _MOST_SLICES = 1 << 26
 class RowLedgerError(ValueError):
     """A request that cannot be granted. kind: as of a worker's error event."""
 
-    def __init__(self, message: str, kind: str = "runtime") -> None:
-        self.kind = kind
+    def __init__(self, message: str, kind: Literal["job", "data", "runtime"] = "runtime") -> None:
+        self.kind: Literal["job", "data", "runtime"] = kind
         super().__init__(message)
 
 
@@ -48,22 +50,19 @@ class EpochPlan:
     """Rows by slice, in the order in which slices are given out."""
 
     @classmethod
-    def from_request(cls, asked: Mapping[str, Any]) -> EpochPlan:
-        if "sizes" in asked:
-            rows_of = sizes_of(asked["sizes"])
-            sizes = {int(index): rows_of[int(index)] for index in asked["slices"]}
-        else:
-            sizes = {int(index): int(rows) for index, rows in asked["slices"]}
-        if len(sizes) != len(asked["slices"]) or not all(rows > 0 for rows in sizes.values()):
+    def from_request(cls, asked: EpochRequest) -> EpochPlan:
+        rows_of = sizes_of(asked.sizes)
+        sizes = {index: rows_of.get(index, 0) for index in asked.slices}
+        if len(sizes) != len(asked.slices) or not all(rows > 0 for rows in sizes.values()):
             raise RowLedgerError("the plan of an epoch names a slice twice, or one without rows")
-        return cls(str(asked["fingerprint"]), str(asked["order"]), int(asked["seed"]), sizes)
+        return cls(asked.fingerprint, asked.order, asked.seed, sizes)
 
     @property
     def num_rows(self) -> int:
         return sum(self.sizes.values())
 
 
-def runs_of(sizes: Mapping[int, int]) -> list[list[int]]:
+def runs_of(sizes: Mapping[int, int]) -> tuple[Run, ...]:
     """Rows by slice as runs [first slice, number of slices, rows of each]: data has few sizes, and many slices."""
     runs: list[list[int]] = []
     for index, rows in sorted(sizes.items()):
@@ -71,17 +70,16 @@ def runs_of(sizes: Mapping[int, int]) -> list[list[int]]:
             runs[-1][1] += 1
         else:
             runs.append([index, 1, rows])
-    return runs
+    return tuple((first, number, rows) for first, number, rows in runs)
 
 
-def sizes_of(runs: Iterable[Sequence[int]]) -> dict[int, int]:
-    """What `runs_of` was given, by index; [slice, rows] stands for a run of one."""
+def sizes_of(runs: Iterable[Run]) -> dict[int, int]:
+    """What `runs_of` was given, by index."""
     sizes: dict[int, int] = {}
-    for first, *middle, rows in runs:
-        number = int(middle[0]) if middle else 1
+    for first, number, rows in runs:
         if not 0 < number <= _MOST_SLICES - len(sizes):
             raise RowLedgerError(f"an epoch of more than {_MOST_SLICES:,} slices, or a run of {number}")
-        sizes.update(dict.fromkeys(range(int(first), int(first) + number), int(rows)))
+        sizes.update(dict.fromkeys(range(first, first + number), rows))
     return sizes
 
 
@@ -142,19 +140,19 @@ class RowLedger:
         self._granted: dict[tuple[int, int], int] = {}  # rows by trainer and epoch
         self._unsaved: dict[tuple[int, int], list[int]] = {}  # (epoch, slice): [first row, rows] since the commit
         self._skipped: list[list[int]] = []
-        self._reports: dict[int, Mapping[str, Any]] = {}
+        self._reports: dict[int, CursorRequest] = {}
         self._pending: Cursor | None = None
         self._num_drafts = 0
 
     # -- epochs and leases
 
-    def open_epoch(self, asked: Mapping[str, Any]) -> tuple[dict[int, int], EpochPlan | None]:
+    def open_epoch(self, asked: EpochRequest) -> tuple[dict[int, int], EpochPlan | None]:
         """A trainer begins an epoch: rows already done of it, by slice; the plan when this is the first to say so.
 
         Raises:
             RowLedgerError: the trainers read different data, or others than the checkpoint was made of.
         """
-        epoch, plan = int(asked["epoch"]), EpochPlan.from_request(asked)
+        epoch, plan = asked.epoch, EpochPlan.from_request(asked)
         first, done = self._begun
         if not first <= epoch < max(self._num_epochs, first + 1):
             raise RowLedgerError(f"epoch {epoch} was begun; the job has {self._num_epochs} and stands in {first}")
@@ -198,7 +196,7 @@ class RowLedger:
 
     # -- cursors
 
-    def report(self, rank: int, asked: Mapping[str, Any]) -> Cursor | None:
+    def report(self, rank: int, asked: CursorRequest) -> Cursor | None:
         """What one trainer has trained since its report before; the cursor once all have reported.
 
         Raises:
@@ -209,15 +207,15 @@ class RowLedger:
         if rank in self._reports:
             raise RowLedgerError(f"trainer {rank} asked twice for one cursor")
         others = next(iter(self._reports.values()), asked)
-        if others["step"] != asked["step"]:
-            raise RowLedgerError(f"trainers save at different steps: {others['step']} and {asked['step']}")
+        if others.step != asked.step:
+            raise RowLedgerError(f"trainers save at different steps: {others.step} and {asked.step}")
         self._reports[rank] = asked
         if len(self._reports) < self._num_trainers:
             return None
         reports, self._reports = self._reports, {}
-        return self._move(int(asked["step"]), reports)
+        return self._move(asked.step, reports)
 
-    def settle(self, cursor: Cursor, *, committed: bool) -> None:
+    def commit_finished(self, cursor: Cursor, *, committed: bool) -> None:
         """The cursor's checkpoint is committed, or has failed: then its rows count for the next one."""
         if committed:
             self._committed = dict(cursor.body)
@@ -231,11 +229,11 @@ class RowLedger:
         """Whether nothing is left to train after it."""
         return bool(cursor.body["position"]["epoch"] >= self._num_epochs)
 
-    def _move(self, step: int, reports: Mapping[int, Mapping[str, Any]]) -> Cursor:
+    def _move(self, step: int, reports: Mapping[int, CursorRequest]) -> Cursor:
         place = self._place
         runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for report in reports.values():
-            for epoch, index, start, rows in report["spans"]:
+            for epoch, index, start, rows in report.spans:
                 runs.setdefault((epoch, index), []).append((start, rows))
         if step < place.step or (step == place.step and runs and place.step > 0):
             raise RowLedgerError(f"rows were trained, but the step is {step} after {place.step}")
@@ -260,7 +258,7 @@ class RowLedger:
         self._place = _Place(epoch, done, step, place.rows + sum(rows for _, rows in moved.values()))
         for key, (start, rows) in moved.items():
             self._unsaved.setdefault(key, [start, 0])[1] += rows
-        self._skipped += [list(span) for report in reports.values() for span in report.get("skipped", ())]
+        self._skipped += [list(span) for report in reports.values() for span in report.skipped]
         self._num_drafts += 1
         draft = f".step-{step}-attempt-{self._attempt}-draft-{self._num_drafts}"
         self._pending = Cursor(step, draft, self._body(draft))

@@ -12,13 +12,30 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
 from paddlewheel.trainer.checkpoint.store import is_remote
 from paddlewheel.trainer.coordinator import journal
 from paddlewheel.trainer.coordinator.journal import Content
+from paddlewheel.trainer.coordinator.records import (
+    AttemptLost,
+    AttemptOpened,
+    BoundaryNoted,
+    CommitBegan,
+    CommitDone,
+    CommitFailed,
+    DayNoted,
+    EpochBegan,
+    JobOver,
+    Record,
+    RunBegan,
+    TrainersRunning,
+)
 from paddlewheel.trainer.coordinator.row_ledger import EpochProof, prove, sizes_of
+from paddlewheel.trainer.protocol.messages import BoundaryTable, DayTable
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 _COORDINATOR_LOST = "the coordinator was lost"
 _TOLD = ("version", "step", "attempt", "draft", "parent", "rows", "spans", "skipped")
@@ -153,8 +170,8 @@ def report(run_dir: Path | str) -> Report:
             content = journal.read(path)
     else:
         content = journal.read(Path(run_dir, "journal.jsonl"))
-        runs = [record for record in content.records if record["what"] == "run"]
-        location = str((runs[-1] if runs else {}).get("checkpoints") or Path(run_dir, "checkpoints"))
+        runs = _of(RunBegan, content.records)
+        location = runs[-1].checkpoints if runs else str(Path(run_dir, "checkpoints"))
     if not content.records:
         damage = f", only {len(content.damaged)} damaged lines" if content.damaged else ""
         raise NoHistoryError(
@@ -182,17 +199,13 @@ def _newest(location: str) -> Newest | None:
 
 def build_report(content: Content, newest: Newest | None = None) -> Report:
     """The report from what a journal holds, and the newest checkpoint, if that can be looked at."""
-    records: Sequence[Mapping[str, Any]] = content.records
-    fresh = [
-        place for place, record in enumerate(records) if record["what"] == "run" and record.get("resume") == "never"
-    ]
+    records: Sequence[Record] = content.records
+    fresh = [place for place, record in enumerate(records) if isinstance(record, RunBegan) and record.resume == "never"]
     records = records[fresh[-1] :] if fresh else records
-    over = records[-1] if records[-1]["what"] == "over" else None
+    over = records[-1] if isinstance(records[-1], JobOver) else None
     line, reasons = _final_line(records, over, newest)
-    plans: dict[int, dict[int, int]] = {}
-    for record in records:
-        if record["what"] == "epoch":
-            plans[record["epoch"]] = sizes_of(record["slices"])
+    begun = _of(EpochBegan, records)
+    plans = {record.epoch: sizes_of(record.slices) for record in begun}
     current = line[-1]["position"]["epoch"] if line else 0
     touched = {epoch for cursor in line for epoch, *_ in cursor["spans"]}
     known = {epoch: sizes for epoch, sizes in plans.items() if epoch in touched or epoch < current}
@@ -205,7 +218,7 @@ def build_report(content: Content, newest: Newest | None = None) -> Report:
     whole = all(proof.is_exact if proof.epoch < current else proof.num_repeated == 0 for proof in proofs)
     repeated = any(proof.num_repeated for proof in proofs if proof.epoch in known)
     verdict: Verdict = "not exact" if repeated or (not reasons and not whole) else "not proven" if reasons else "exact"
-    committed = [record for record in records if record["what"] == "committed"]
+    committed = _of(CommitDone, records)
     return Report(
         steps=[cursor["step"] for cursor in line],
         epochs=proofs,
@@ -214,56 +227,64 @@ def build_report(content: Content, newest: Newest | None = None) -> Report:
         lost_records=max(len(content.damaged), len(content.missing)),
         current_epoch=current,
         attempts=_stories(records),
-        num_failed_checkpoints=sum(record["what"] == "failed" for record in records),
-        checkpoint_seconds=sum(r.get("save_seconds", 0.0) + r.get("commit_seconds", 0.0) for r in committed),
-        outcome={key: over.get(key, "") for key in ("exit_code", "cause", "failed_role")} if over else None,
+        num_failed_checkpoints=len(_of(CommitFailed, records)),
+        checkpoint_seconds=sum((r.save_seconds or 0.0) + (r.commit_seconds or 0.0) for r in committed),
+        outcome={"exit_code": over.exit_code, "cause": over.cause, "failed_role": over.failed_role} if over else None,
         days=_days(records, current, line[-1]["rows"] if line else 0),
-        day_names={r["epoch"]: r["day"] for r in records if r["what"] == "epoch" and "day" in r},
-        warm_start=(over.get("result") or {}).get("warm_start") if over else None,
+        day_names={record.epoch: record.day for record in begun if record.day is not None},
+        warm_start=(over.result or {}).get("warm_start") if over else None,
     )
 
 
-def _days(records: Sequence[Mapping[str, Any]], num_days: int, num_rows: int) -> list[DayRecord]:
+def _of(kind: type[AnyRecord], records: Sequence[Record]) -> list[AnyRecord]:
+    """The records of one kind."""
+    return [record for record in records if isinstance(record, kind)]
+
+
+def _days(records: Sequence[Record], num_days: int, num_rows: int) -> list[DayRecord]:
     """What was told last of each day or boundary, up to where the final lineage stands."""
-    days = {r["day"]: r for r in records if r["what"] == "day" and r["number"] <= num_days}
-    boundaries = {r.get("day") or r["rows"]: r for r in records if r["what"] == "boundary" and r["rows"] <= num_rows}
+    days = {told.day: told for told in _of(DayNoted, records) if told.number <= num_days}
+    boundaries = {told.day or told.rows: told for told in _of(BoundaryNoted, records) if told.rows <= num_rows}
     if not days:
         return [
-            DayRecord("", told["rows"], None, None, {name: _sizes({}, found) for name, found in told["tables"].items()})
-            for told in sorted(boundaries.values(), key=lambda told: int(told["rows"]))
+            DayRecord("", told.rows, None, None, {name: _sizes(None, found) for name, found in told.tables.items()})
+            for told in sorted(boundaries.values(), key=lambda told: told.rows)
         ]
     return [
         DayRecord(
             day,
-            told["rows"],
-            told["seconds"],
-            told["validation"],
+            told.rows,
+            told.seconds,
+            told.validation,
             {
-                name: _sizes(found, boundaries[day]["tables"].get(name, {}) if day in boundaries else {})
-                for name, found in told["tables"].items()
+                name: _sizes(found, boundaries[day].tables.get(name) if day in boundaries else None)
+                for name, found in told.tables.items()
             },
         )
         for day, told in sorted(days.items())
     ]
 
 
-def _sizes(told: Mapping[str, int], boundary: Mapping[str, int]) -> dict[str, int | None]:
+def _sizes(told: DayTable | None, boundary: BoundaryTable | None) -> dict[str, int | None]:
     return {
-        "keys": told.get("keys", boundary.get("before")),
-        "new": told.get("new"),
-        "admitted": told.get("admitted"),
-        "evicted": boundary.get("evicted"),
+        "keys": told.keys if told is not None else boundary.before if boundary is not None else None,
+        "new": told.new if told is not None else None,
+        "admitted": told.admitted if told is not None else None,
+        "evicted": boundary.evicted if boundary is not None else None,
     }
 
 
 def _final_line(
-    records: Sequence[Mapping[str, Any]], over: Mapping[str, Any] | None, newest: Newest | None
+    records: Sequence[Record], over: JobOver | None, newest: Newest | None
 ) -> tuple[list[Mapping[str, Any]], list[str]]:
     """Cursors from the first checkpoint to the newest, each the parent of the next; and why they prove nothing."""
-    cursors = {r["cursor"]["draft"]: r["cursor"] for r in records if r["what"] == "committing"}
-    heads = {"committed": "draft", "attempt": "parent"}  # the latter goes back when a checkpoint was damaged
-    drafts = [record[heads[record["what"]]] for record in records if record["what"] in heads]
-    head: str | None = drafts[-1] if drafts else None
+    cursors = {record.cursor["draft"]: record.cursor for record in _of(CommitBegan, records)}
+    head: str | None = None
+    for record in records:
+        if isinstance(record, CommitDone):
+            head = record.draft
+        elif isinstance(record, AttemptOpened):
+            head = record.parent  # goes back when a checkpoint was damaged
     reasons = []
     if newest is not None and newest.cursor is not None:
         known = cursors.get(newest.cursor["draft"])
@@ -276,15 +297,15 @@ def _final_line(
         else:
             reasons.append(f"{newest.path} is not in the line that the journal ends with")
     confirmed = newest is not None and newest.cursor is not None
-    if over is not None and "draft" in over:
+    if over is not None:
         confirmed = True
-        if over["draft"] != head:
+        if over.draft != head:
             reasons.append(
-                f"the last run ended with the checkpoint {_name(over['draft'], cursors)}, what is there leads to"
+                f"the last run ended with the checkpoint {_name(over.draft, cursors)}, what is there leads to"
                 f" {_name(head, cursors)}"
             )
     drafts = _ancestors(head, cursors)
-    line = [cursors[draft] for draft in reversed(drafts) if draft in cursors]
+    line: list[Mapping[str, Any]] = [cursors[draft] for draft in reversed(drafts) if draft in cursors]
     if len(line) < len(drafts):
         reasons.append(f"the record of a checkpoint in the line is missing ({drafts[-1]})")
     elif line and line[-1]["rows"] != sum(rows for cursor in line for *_, rows in cursor["spans"]):
@@ -313,51 +334,47 @@ def _name(draft: str | None, cursors: Mapping[str, Mapping[str, Any]]) -> str:
     return f"of step {cursors[draft]['step']}" if draft in cursors else repr(draft)
 
 
-def _stories(records: Sequence[Mapping[str, Any]]) -> list[AttemptRecord]:
-    opened = [place for place, record in enumerate(records) if record["what"] == "attempt"]
-    stories = []
-    for place, following in zip(opened, [*opened, len(records)][1:], strict=True):
-        begin, own = records[place], records[place + 1 : following]
-        after = records[following] if following < len(records) else None
-        stories.append(_story(begin, own, after, records[following:]))
-    return stories
+def _stories(records: Sequence[Record]) -> list[AttemptRecord]:
+    opened = [(place, record) for place, record in enumerate(records) if isinstance(record, AttemptOpened)]
+    ends: list[tuple[int, AttemptOpened | None]] = [*opened, (len(records), None)]
+    return [
+        _story(begin, records[place + 1 : end], after, records[end:])
+        for (place, begin), (end, after) in zip(opened, ends[1:], strict=True)
+    ]
+
+
+def _first(kind: type[AnyRecord], records: Sequence[Record]) -> AnyRecord | None:
+    return next(iter(_of(kind, records)), None)
 
 
 def _story(
-    begin: Mapping[str, Any],
-    own: Sequence[Mapping[str, Any]],
-    after: Mapping[str, Any] | None,
-    later: Sequence[Mapping[str, Any]],
+    begin: AttemptOpened, own: Sequence[Record], after: AttemptOpened | None, later: Sequence[Record]
 ) -> AttemptRecord:
-    def first(what: str, among: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        return next((record for record in among if record["what"] == what), None)
-
-    running, lost, over, new_run = (first(what, own) for what in ("running", "lost", "over", "run"))
-    commits = [record for record in own if record["what"] == "committed" and "path" in record]
-    ending = lost or over
-    ended = ending["time"] - ending.get("halting_seconds", 0.0) if ending else None
-    cause = str(ending["cause"]) if ending else ""
-    failed_role = str(ending.get("failed_role", "")) if ending else ""
+    running, lost, new_run = _first(TrainersRunning, own), _first(AttemptLost, own), _first(RunBegan, own)
+    commits = _of(CommitDone, own)
+    ending = lost or _first(JobOver, own)
+    ended = ending.time - (lost.halting_seconds if lost is not None else 0.0) if ending is not None else None
+    cause, failed_role = (ending.cause, ending.failed_role) if ending is not None else ("", "")
     if ending is None and (new_run is not None or after is not None):
         cause, failed_role = _COORDINATOR_LOST, "coordinator"
-        known = [record for record in own if record is not new_run and record["time"] <= (new_run or begin)["time"]]
-        ended = known[-1]["time"] if known else begin["time"]  # the last that it wrote: it lived a little longer
+        known = [record for record in own if record is not new_run and record.time <= (new_run or begin).time]
+        ended = known[-1].time if known else begin.time  # the last that it wrote: it lived a little longer
     replayed: int | None = 0
     repeated = down = 0.0
     if cause and after is not None:
-        replayed = max(0, ending["rows"] - after["rows"]) if ending else None
-        since = commits[-1]["time"] if commits else running["time"] if running else None
+        replayed = max(0, ending.rows - after.rows) if ending is not None else None
+        since = commits[-1].time if commits else running.time if running is not None else None
         repeated = max(0.0, (ended or 0.0) - since) if since is not None else 0.0
-        again = first("running", later)
-        down = again["time"] - (ended or again["time"]) if again else 0.0
+        again = _first(TrainersRunning, later)
+        down = again.time - (ended or again.time) if again is not None else 0.0
     return AttemptRecord(
-        number=begin["attempt"],
-        began=begin["time"],
-        running=running["time"] if running else None,
+        number=begin.attempt,
+        began=begin.time,
+        running=running.time if running is not None else None,
         ended=ended,
-        restored=_step_of(begin.get("restore")),
-        num_servers=begin.get("num_servers", 0),
-        num_trainers=begin.get("num_trainers", 0),
+        restored=_step_of(begin.restore),
+        num_servers=begin.num_servers,
+        num_trainers=begin.num_trainers,
         num_checkpoints=len(commits),
         failed_role=failed_role,
         cause=cause,

@@ -16,7 +16,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,18 +26,21 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from paddlewheel.pserver.messages import ServerSpec
 from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
 from paddlewheel.trainer.checkpoint.manifest import CheckpointError
 from paddlewheel.trainer.checkpoint.store import Checkpoints, DirectoryBusyError
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
-from paddlewheel.trainer.coordinator import inbound, messages, resume, run_report
+from paddlewheel.trainer.coordinator import inbound, messages, resume, run_report, wire
 from paddlewheel.trainer.coordinator.journal import Journal, put_damaged_aside
 from paddlewheel.trainer.coordinator.page import StatusPage
 from paddlewheel.trainer.coordinator.plan import JobPlan
+from paddlewheel.trainer.coordinator.records import CommitBegan, CommitDone, JobOver, Record, RunBegan
 from paddlewheel.trainer.coordinator.security import Security, SecurityError
 from paddlewheel.trainer.coordinator.state_machine import JobStateMachine, Phase
 from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE
+from paddlewheel.trainer.protocol.messages import Evaluation, MessageError
 from paddlewheel.trainer.telemetry import WebSecurityError, WebServer
 from paddlewheel.trainer.telemetry.discovery import TargetFile
 from paddlewheel.trainer.telemetry.logs import configure_logs
@@ -72,7 +75,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "journal")
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: list[asyncio.Future[messages.CheckpointDone]] = []
-        self._log = structlog.get_logger().bind(job=plan.name, role="coordinator")
+        self._log = structlog.get_logger().bind(job=plan.job.name, role="coordinator")
         self._outboxes: dict[int, asyncio.Queue[pb.AgentCommand | None]] = {}
         self._num_sessions = 0
         self._entries: collections.deque[pb.LogEntry] = collections.deque(maxlen=_NUM_ENTRIES_KEPT)
@@ -81,15 +84,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._version = 0
         self._started_at = time.monotonic()
         self._observers = 0
+        minutes = plan.job.checkpoint.every_minutes
+        tables = {name: plan.job.tables[name].model_dump(mode="json") for name in plan.job.data.tables}
         self.page = StatusPage(
-            plan.name,
+            plan.job.name,
             self._status_from_a_thread,
-            facts={"version": version, "tables": plan.tables},
-            checkpoint_interval_seconds=_checkpoint_interval_seconds(plan),
+            facts={"version": version, "tables": tables},
+            checkpoint_interval_seconds=None if minutes is None else 60.0 * minutes,
         )
         self._loop = asyncio.get_running_loop()
-        wanted = plan.job.get("metrics", {}).get("visualdl")
-        self.scalars = Scalars(Path(plan.run_dir, "visualdl")) if wanted else None
+        self.scalars = Scalars(Path(plan.run_dir, "visualdl")) if plan.job.metrics.visualdl else None
         for note in start.notes:
             self._note("warning", note)
 
@@ -99,12 +103,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Gives the event to the state machine and carries out what it decides."""
         for action in self._control.handle(event, time.monotonic()):
             self._perform(action)
-        if (
-            self.scalars is not None
-            and isinstance(event, messages.WorkerEvent)
-            and event.event.get("event") == "evaluation"
-        ):
-            self.scalars.evaluation(event.event)
+        if self.scalars is not None and isinstance(event, messages.WorkerEvent) and isinstance(event.event, Evaluation):
+            self.scalars.evaluation(event.event.report, event.event.step)
         self._version += 1
 
     def _perform(self, action: messages.Action) -> None:
@@ -125,25 +125,27 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 if record is not None:
                     self._record(record)
             case messages.JobFinished(outcome):
-                record = {
-                    "what": "over",
-                    "exit_code": outcome.exit_code,
-                    "cause": outcome.cause,
-                    "failed_role": outcome.failed_role,
-                    "rows": self._control.progress.get("rows", 0),
-                    "draft": self._control.committed_draft,
-                }
-                self._record(record | ({"result": self._control.result} if self._control.result else {}))
+                progress, result = self._control.progress, self._control.result
+                figures = result.figures if result is not None else None
+                over = JobOver(
+                    exit_code=outcome.exit_code,
+                    cause=outcome.cause,
+                    failed_role=outcome.failed_role,
+                    rows=progress.rows if progress is not None else 0,
+                    draft=self._control.committed_draft,
+                    result=figures,
+                )
+                self._record(over)
                 self._note("debug", f"the job is over: {outcome.cause or 'done'}")
-                if self.scalars is not None and self._control.result is not None:
-                    self.scalars.evaluation(self._control.result.get("eval") or {})
+                if self.scalars is not None and figures is not None:
+                    self.scalars.evaluation(figures.get("eval") or {})
                 self.over.set()
             case _:
                 self._tell(action)
 
     def _tell(self, action: messages.Action) -> None:
         """Actions that are commands to agents."""
-        limits = self.plan.control
+        limits = self.plan.job.control
         match action:
             case messages.Welcome(session, rank):
                 welcome = pb.Welcome(
@@ -155,20 +157,23 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             case messages.Refuse(session, reason, exit_code):
                 self._send(session, pb.AgentCommand(refused=pb.Refused(reason=reason, exit_code=exit_code)))
                 self._send(session, None)
-            case messages.StartWorker(session, attempt, spec):
+            case messages.StartWorker(session, attempt, spec, staging):
                 start = pb.StartWorker(
                     attempt=attempt,
-                    spec_json=json.dumps(spec),
                     probe_seconds=0.25,
                     server_health_timeout_seconds=limits.server_health_timeout_seconds,
                 )
+                wire.fill(start.server if isinstance(spec, ServerSpec) else start.trainer, spec)
+                if staging is not None:
+                    wire.fill(start.staging, staging)
                 self._send(session, pb.AgentCommand(start_worker=start))
-            case messages.SendToWorker(session, attempt, line):
-                self._send(
-                    session, pb.AgentCommand(worker_input=pb.WorkerInput(attempt=attempt, json=json.dumps(line)))
-                )
+            case messages.SendToWorker(session, attempt, command):
+                worker_input = pb.WorkerInput(attempt=attempt)
+                wire.put_union(worker_input, command)
+                self._send(session, pb.AgentCommand(worker_input=worker_input))
             case messages.HostRequest(session, attempt, order):
-                host_request = pb.HostRequest(attempt=attempt, json=json.dumps(order))
+                host_request = pb.HostRequest(attempt=attempt)
+                wire.put_union(host_request, order)
                 self._send(session, pb.AgentCommand(host_request=host_request))
             case messages.StopWorker(session, attempt, grace):
                 self._send(session, pb.AgentCommand(stop_worker=pb.StopWorker(attempt=attempt, grace_seconds=grace)))
@@ -218,39 +223,38 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             raise CheckpointError(f"{draft} does not hold the cursor that it was given")
         num_bytes = sum(file["bytes"] for file in manifest["files"].values())
         started = time.monotonic()
-        self._journal.write(_record_of(written))
+        self._journal.write(_commit_record(written))
         try:
-            path = kept.commit(cursor.draft, cursor.step, int(self.plan.checkpoint.get("keep", 3)))
+            path = kept.commit(cursor.draft, cursor.step, self.plan.job.checkpoint.keep)
         except OSError:
             path = f"{kept.location}/step-{cursor.step}"
             if path not in kept.committed() or kept.cursor(path) != written:
                 raise  # else it has its name, and only the cleaning up has failed
         with contextlib.suppress(OSError):
             self._journal.write(
-                {
-                    "what": "committed",
-                    "attempt": written["attempt"],
-                    "step": cursor.step,
-                    "draft": cursor.draft,
-                    "path": str(path),
-                    "bytes": num_bytes,
-                    "save_seconds": commit.seconds,
-                    "commit_seconds": time.monotonic() - started,
-                }
+                CommitDone(
+                    attempt=written["attempt"],
+                    step=cursor.step,
+                    draft=cursor.draft,
+                    path=str(path),
+                    bytes=num_bytes,
+                    save_seconds=commit.seconds,
+                    commit_seconds=time.monotonic() - started,
+                )
             )
             kept.keep_journal(self.plan.journal)
         return path
 
-    def _record(self, record: dict[str, Any]) -> None:
-        def write(stamped: dict[str, Any]) -> None:
+    def _record(self, record: Record) -> None:
+        def write(stamped: Record) -> None:
             self._check_journal()
             try:
                 self._journal.write(stamped)
             except OSError as error:
-                text = f"the journal cannot be written: {error}; the report will lack {stamped['what']!r}"
+                text = f"the journal cannot be written: {error}; the report will lack {stamped.what!r}"
                 self._loop.call_soon_threadsafe(self._note, "error", text)
 
-        self._writer.submit(write, {"time": round(time.time(), 3), **record})
+        self._writer.submit(write, record.model_copy(update={"time": round(time.time(), 3)}))
 
     def _check_journal(self) -> None:
         """Says when somebody has removed or cut it: what it proves is gone. In the writer's thread."""
@@ -277,7 +281,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Lets time pass for the state machine, pulses to the agents and news to the watchers, until cancelled."""
         checked_at = time.monotonic()
         while True:
-            await asyncio.sleep(self.plan.control.heartbeat_seconds / 2)
+            await asyncio.sleep(self.plan.job.control.heartbeat_seconds / 2)
             self.apply(messages.Tick())
             if time.monotonic() - checked_at > _SECONDS_BETWEEN_CHECKS:
                 checked_at = time.monotonic()
@@ -300,7 +304,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         session = self._num_sessions
         try:
             joined = inbound.joined(session, await anext(aiter(request_iterator), None))
-        except inbound.MessageError as error:
+        except MessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         outbox: asyncio.Queue[pb.AgentCommand | None] = asyncio.Queue()
         self._outboxes[session] = outbox
@@ -320,7 +324,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             async for message in stream:
                 try:
                     event = inbound.event_of(session, message)
-                except inbound.MessageError as error:
+                except MessageError as error:
                     self._note("error", f"an agent is dropped, for it says what cannot be: {error}")
                     return
                 if event is not None:
@@ -339,7 +343,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """The job, again and again, until it is over."""
         try:
             interval = inbound.watch_interval_seconds(request)
-        except inbound.MessageError as error:
+        except MessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         self._observers += 1
         try:
@@ -360,7 +364,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """A checkpoint at the next step; waits until it is committed."""
         try:
             timeout = inbound.checkpoint_timeout_seconds(request)
-        except inbound.MessageError as error:
+        except MessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         future: asyncio.Future[messages.CheckpointDone] = self._loop.create_future()
         self._asking.append(future)
@@ -375,7 +379,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """An ordered stop."""
         try:
             stop = inbound.stop_of(request)
-        except inbound.MessageError as error:
+        except MessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         self.apply(stop)
         return pb.StopReply()
@@ -384,22 +388,24 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Everything an observer may want to know, as of now."""
         now, control = time.monotonic(), self._control
         reply = pb.JobStatus(
-            name=self.plan.name,
+            name=self.plan.job.name,
             mode=self.plan.mode,
             phase=str(control.phase),
             attempt=control.attempt,
             num_restarts=control.num_restarts,
             elapsed_seconds=now - self._started_at,
-            progress_json=json.dumps(control.progress) if control.progress else "",
             progress_age_seconds=self._progress_age(now),
             entries=self._entries,
-            result_json=json.dumps(control.result) if control.result else "",
             run_dir=self.plan.run_dir,
             over=self.over.is_set(),
             checkpoint=self._checkpoint_status(now),
         )
+        if control.progress is not None:
+            wire.fill(reply.progress, control.progress)
+        if control.result is not None:
+            wire.fill(reply.result, control.result)
         for role_rank, member in control.members.items():
-            reply.members.add(
+            shown = reply.members.add(
                 role=_ROLE_NUMBERS[role_rank.role],
                 rank=role_rank.rank,
                 host=member.host,
@@ -409,10 +415,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 worker_pid=member.worker_pid,
                 heartbeat_age_seconds=max(0.0, now - member.heard_at),
                 worker_memory_bytes=member.worker_memory_bytes,
-                progress_json=json.dumps(member.progress) if member.progress else "",
                 memory_limit_bytes=member.memory_limit_bytes,
                 seconds_to_limit=member.seconds_to_limit,
             )
+            if member.progress is not None:
+                wire.fill(shown.progress, member.progress)
         if control.outcome is not None:
             outcome = control.outcome
             reply.outcome.CopyFrom(
@@ -464,24 +471,19 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await asyncio.sleep(0.02)
 
 
-def _record_of(cursor: Mapping[str, Any]) -> dict[str, Any]:
-    return {"what": "committing", "attempt": cursor["attempt"], "cursor": run_report.told_of(cursor)}
+def _commit_record(cursor: Mapping[str, Any]) -> CommitBegan:
+    return CommitBegan(attempt=cursor["attempt"], cursor=run_report.told_of(cursor))
 
 
 def _words_of(error: Exception) -> str:
     return str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
 
 
-def _checkpoint_interval_seconds(plan: JobPlan) -> float | None:
-    minutes = plan.job.get("checkpoint", {}).get("every_minutes")
-    return None if minutes is None else 60.0 * float(minutes)
-
-
 def _serve_page(plan: JobPlan, page: StatusPage, target: TargetFile | None) -> WebServer | None:
     """Start the metrics server. If the port is taken, log a warning and continue without it."""
     if plan.http_address is None:
         return None
-    log = structlog.get_logger().bind(job=plan.name, role="coordinator")
+    log = structlog.get_logger().bind(job=plan.job.name, role="coordinator")
     host = plan.http_address.rpartition(":")[0]
     try:
         web = WebServer(plan.http_address, page.routes())
@@ -495,24 +497,30 @@ def _serve_page(plan: JobPlan, page: StatusPage, target: TargetFile | None) -> W
     return web
 
 
-def _begin_journal(journal: Journal, plan: JobPlan, start: resume.StartPoint, records: list[dict[str, Any]]) -> None:
+def _begin_journal(journal: Journal, plan: JobPlan, start: resume.StartPoint, records: Sequence[Record]) -> None:
     """Says that a run begins; and what the coordinator before this one committed without living to write it down."""
-    run = {"what": "run", "mode": plan.mode, "resume": plan.resume, "restore": start.path}
-    journal.write({**run, "asked": resume.asked_for(plan), "checkpoints": plan.checkpoint_location})
-    if start.cursor is None:
+    journal.write(
+        RunBegan(
+            mode=plan.mode,
+            resume=plan.resume,
+            restore=start.path,
+            asked=resume.asked_for(plan),
+            checkpoints=plan.checkpoint_location,
+        )
+    )
+    if start.cursor is None or start.path is None:
         return
-    known = {record["draft"] for record in records if record["what"] == "committed"}
+    known = {record.draft for record in records if isinstance(record, CommitDone)}
     if start.cursor["draft"] not in known:
-        journal.write(_record_of(start.cursor))
-        found = {"step": start.cursor["step"], "draft": start.cursor["draft"], "path": start.path}
-        journal.write({"what": "committed", "attempt": start.cursor["attempt"], **found})
+        journal.write(_commit_record(start.cursor))
+        found = {name: start.cursor[name] for name in ("attempt", "step", "draft")}
+        journal.write(CommitDone(**found, path=start.path))
 
 
-def _last_attempt(records: list[dict[str, Any]], start: resume.StartPoint) -> int:
+def _last_attempt(records: Sequence[Record], start: resume.StartPoint) -> int:
     """No number of an attempt is used twice, drafts are named after it; and the journal may have lost records."""
-    told = [record.get("attempt") for record in records]
-    told.append((start.cursor or {}).get("attempt"))
-    return max((number for number in told if isinstance(number, int)), default=0)
+    told = [getattr(record, "attempt", 0) for record in records]
+    return max([*told, start.cursor["attempt"] if start.cursor is not None else 0])
 
 
 async def serve(plan: JobPlan, listen: str, announce: TextIO | None = None, security: Security | None = None) -> int:
@@ -551,7 +559,7 @@ async def _serve(
     await server.start()
     for name in ("", SERVICE_NAME):
         await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
-    target = TargetFile(Path(plan.targets), plan.name, "coordinator", 0) if plan.targets else None
+    target = TargetFile(Path(plan.targets), plan.job.name, "coordinator", 0) if plan.targets else None
     web = _serve_page(plan, service.page, target)
     if announce is not None:
         page = {"page_port": web.port, "page_scheme": web.scheme} if web is not None else {}
@@ -561,7 +569,9 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         request = messages.StopRequested(f"the coordinator was sent {number.name}", 128 + number)
         loop.add_signal_handler(number, service.apply, request)
-    structlog.get_logger().info("coordinator is listening", job=plan.name, address=listen.rsplit(":", 1)[0], port=port)
+    structlog.get_logger().info(
+        "coordinator is listening", job=plan.job.name, address=listen.rsplit(":", 1)[0], port=port
+    )
     ticking = asyncio.create_task(service.tick())
     over = asyncio.create_task(service.over.wait())
     try:

@@ -20,6 +20,7 @@ import signal
 from dataclasses import replace
 from typing import Any
 
+from paddlewheel.pserver.messages import Remark, ServerSpec, SignalReceived, WorkerError
 from paddlewheel.trainer.coordinator import failure_causes
 from paddlewheel.trainer.coordinator.failure_causes import IN_ORDER, Cause, FailureAnalysis, Severity
 from paddlewheel.trainer.coordinator.members import Member, Membership, WorkerState
@@ -56,9 +57,20 @@ from paddlewheel.trainer.coordinator.messages import (
     WorkerStarted,
 )
 from paddlewheel.trainer.coordinator.plan import JobPlan
+from paddlewheel.trainer.coordinator.records import (
+    AttemptLost,
+    AttemptOpened,
+    BoundaryNoted,
+    DayNoted,
+    Record,
+    StopOrdered,
+    TrainersRunning,
+)
 from paddlewheel.trainer.coordinator.resume import StartPoint
+from paddlewheel.trainer.coordinator.specs import TrainerSpec
 from paddlewheel.trainer.coordinator.trainer_requests import CheckpointState, Requests
 from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_DONE, describe_exit
+from paddlewheel.trainer.protocol import messages as protocol
 
 
 class Phase(str, enum.Enum):
@@ -98,12 +110,12 @@ class JobStateMachine:
     ) -> None:
         self.plan = plan
         self._version = version
-        self.limits = plan.control
-        self.members = Membership(plan.num_servers, plan.num_trainers)
+        self.limits = plan.job.control
+        self.members = Membership(plan.job.cluster.servers, plan.job.cluster.trainers)
         self.phase = Phase.RENDEZVOUS
         self.attempt = attempt
         self.num_restarts = 0
-        self.result: dict[str, Any] | None = None
+        self.result: protocol.Result | None = None
         self.outcome: Outcome | None = None
         self._outbox = Outbox()
         self._requests = Requests(plan, self.members, self._outbox, start or StartPoint(), now)
@@ -133,7 +145,7 @@ class JobStateMachine:
         return self._outbox.take()
 
     @property
-    def progress(self) -> dict[str, Any]:
+    def progress(self) -> protocol.Progress | None:
         """Trainer 0's last progress event."""
         return self.members.first_trainer.progress
 
@@ -145,8 +157,7 @@ class JobStateMachine:
     @property
     def committed_draft(self) -> str | None:
         """The name under which the model's newest checkpoint was made; None before the first."""
-        draft: str | None = self._requests.starting_point["parent"]
-        return draft
+        return self._requests.committed_draft
 
     # -- events
 
@@ -159,7 +170,7 @@ class JobStateMachine:
             case CheckpointAsked():
                 self._ask_for_checkpoint()
             case CommitFinished():
-                self._settled(event, now)
+                self._commit_finished(event, now)
             case Examined():
                 self._examined(event, now)
             case Tick():
@@ -190,7 +201,7 @@ class JobStateMachine:
                 member.identity = identity
                 member.worker_ready(now)
             case WorkerEvent(event=said):
-                self._worker_event(member, said, now)
+                self._take_worker_event(member, said, now)
             case WorkerExited():
                 self._worker_exited(member, event, now)
 
@@ -210,36 +221,39 @@ class JobStateMachine:
         self._do(Welcome(event.session, member.role_rank.rank))
         self._note("debug", f"{member.role_rank} is there: process {event.pid} on {event.host}")
 
-    def _worker_event(self, member: Member, said: dict[str, Any], now: float) -> None:
-        kind = said.get("event")
-        if kind == "ready":
-            if member is self.members.first_trainer:
-                self._load_seconds = said.get("load_seconds")
-            member.worker_ready(now)
-        elif kind == "progress":
-            member.take_progress(said, now)
-        elif kind == "phase":
-            member.worker_phase, member.moved_at = str(said.get("phase", "")), now
-        elif kind == "result":
-            member.moved_at = now
-            if member.role_rank.rank == 0:
-                self.result = said
-        elif kind == "error":
-            self._fail(failure_causes.of_error(member, said), now)
-        elif kind == "signal" and not said.get("asked"):
-            self._signalled(member, str(said.get("signal")), now)
-        elif kind in {"day", "boundary"}:
-            member.moved_at = now
-            record = {**said, "what": kind, "attempt": self.attempt}
-            del record["event"]
-            self._note("info", _sentence_of_day(said) if kind == "day" else _sentence_of_boundary(said), record)
-        elif kind == "log":
-            level = str(said.get("level", "info"))
-            self._note(level, f"{member.role_rank}: {said.get('message', '')}")
-        elif kind == "request":
-            member.moved_at = now
-            if self.phase is not Phase.ABORTING:  # its worker, about to be ended, would report a refusal as an error
-                self._end_if(self._requests.answer(member, said, now), now)
+    def _take_worker_event(self, member: Member, event: protocol.WorkerEvent, now: float) -> None:
+        match event:
+            case protocol.Ready():
+                if member is self.members.first_trainer:
+                    self._load_seconds = event.load_seconds
+                member.worker_ready(now)
+            case protocol.Progress():
+                member.take_progress(event, now)
+            case protocol.PhaseChanged(phase=phase):
+                member.worker_phase, member.moved_at = phase, now
+            case protocol.Result():
+                member.moved_at = now
+                if member.role_rank.rank == 0:
+                    self.result = event
+            case WorkerError():
+                self._fail(failure_causes.of_error(member, event), now)
+            case SignalReceived(signal=name, asked=False):
+                self._signalled(member, name, now)
+            case protocol.DayTrained():
+                member.moved_at = now
+                record = DayNoted(attempt=self.attempt, **_fields(event))
+                self._note("info", _sentence_of_day(event), record)
+            case protocol.Boundary():
+                member.moved_at = now
+                self._note("info", _sentence_of_boundary(event), BoundaryNoted(attempt=self.attempt, **_fields(event)))
+            case Remark():
+                self._note(event.level, f"{member.role_rank}: {event.message}")
+            case protocol.Request():
+                member.moved_at = now
+                if (
+                    self.phase is not Phase.ABORTING
+                ):  # its worker, about to be ended, would report a refusal as an error
+                    self._end_if(self._requests.answer(member, event, now), now)
 
     def _signalled(self, member: Member, name: str, now: float) -> None:
         """Somebody but its agent told a server to stop. It will end in order, which tells nothing of why."""
@@ -249,10 +263,10 @@ class JobStateMachine:
         elif self.phase not in {Phase.STOPPING, Phase.DRAINING} and self.result is None:
             self._fail(cause, now)
 
-    def _settled(self, event: CommitFinished, now: float) -> None:
+    def _commit_finished(self, event: CommitFinished, now: float) -> None:
         if not event.error and event.commit.cursor.body["rows"] > self._rows_at_start:
             self._num_fruitless = 0
-        cause = self._requests.settle(event, now)
+        cause = self._requests.commit_finished(event, now)
         if self.phase is not Phase.ABORTING:
             self._end_if(cause, now)
 
@@ -299,13 +313,13 @@ class JobStateMachine:
             self._stop = self._stop or request
             return
         self._stop = request
-        self._note("warning", f"stopping the job: {request.reason}", {"what": "stop", "reason": request.reason})
+        self._note("warning", f"stopping the job: {request.reason}", StopOrdered(reason=request.reason))
         if self.phase is Phase.RUNNING:
             self._enter(Phase.STOPPING, now)
             for member in self.members.of(Role.TRAINER):
                 if member.has_worker:
-                    line = {"command": "stop", "checkpoint": self.plan.mode == "train"}
-                    self._do(SendToWorker(member.agent, self.attempt, line))
+                    stop = protocol.StopTraining(checkpoint=self.plan.mode == "train")
+                    self._do(SendToWorker(member.agent, self.attempt, stop))
         else:
             self._abort(now)
 
@@ -364,20 +378,20 @@ class JobStateMachine:
     def _advance(self, now: float) -> None:
         """Moves on from the phase if it is complete or its time is up; more than once if need be."""
         steps = {
-            Phase.RENDEZVOUS: self._leave_gathering,
+            Phase.RENDEZVOUS: self._leave_rendezvous,
             Phase.SERVERS: self._leave_servers,
             Phase.TRAINERS: self._leave_trainers,
             Phase.RUNNING: self._leave_running,
             Phase.STOPPING: self._leave_stopping,
             Phase.DRAINING: self._leave_draining,
-            Phase.ABORTING: self._leave_halting,
+            Phase.ABORTING: self._leave_aborting,
         }
         before: Phase | None = None
         while before is not self.phase and self.phase is not Phase.OVER:
             before = self.phase
             steps[before](now)
 
-    def _leave_gathering(self, now: float) -> None:
+    def _leave_rendezvous(self, now: float) -> None:
         if (
             now >= self._not_before
             and not self._requests.is_committing
@@ -395,8 +409,8 @@ class JobStateMachine:
             for member in self.members.of(Role.TRAINER):
                 member.moved_at = now
             self._requests.plan_next_checkpoint(now)
-            record = {"what": "running", "attempt": self.attempt, "load_seconds": self._load_seconds}
-            self._note("info", f"all {self.plan.num_trainers} trainers are ready", record)
+            record = TrainersRunning(attempt=self.attempt, load_seconds=self._load_seconds)
+            self._note("info", f"all {self.plan.job.cluster.trainers} trainers are ready", record)
 
     def _leave_running(self, now: float) -> None:
         if all(member.worker is WorkerState.ENDED for member in self.members.of(Role.TRAINER)):
@@ -418,52 +432,61 @@ class JobStateMachine:
             stop = self._stop if self.result is None else None
             self._finish(Outcome(stop.exit_code, stop.reason) if stop else Outcome(EXIT_DONE))
 
-    def _leave_halting(self, now: float) -> None:
+    def _leave_aborting(self, now: float) -> None:
         if self._doubt is None and self._all_gone(now, self.limits.kill_grace_seconds):
-            self._settle(now)
+            self._conclude_attempt(now)
 
     def _open(self, now: float) -> None:
         self.attempt += 1
         self._causes = FailureAnalysis()
         self.result = None
         self._requests.begin(self.attempt)
-        self._rows_at_start = self._requests.starting_point["rows"]
+        self._rows_at_start = self._requests.committed_rows
         self._enter(Phase.SERVERS, now)
         restore = self._requests.restore
         restored = f", from {restore}" if restore else ""
-        num_servers, num_trainers = self.plan.num_servers, self.plan.num_trainers
+        num_servers, num_trainers = self.plan.job.cluster.servers, self.plan.job.cluster.trainers
         self._note(
             "info",
             f"attempt {self.attempt} begins: {num_servers} servers, {num_trainers} trainers{restored}",
-            {
-                "what": "attempt",
-                "attempt": self.attempt,
-                **self._requests.starting_point,
-                "num_servers": num_servers,
-                "num_trainers": num_trainers,
-            },
+            AttemptOpened(
+                attempt=self.attempt,
+                restore=restore,
+                parent=self._requests.committed_draft,
+                rows=self._rows_at_start,
+                num_servers=num_servers,
+                num_trainers=num_trainers,
+            ),
         )
         for member in self.members.values():
-            member.progress = {}
+            member.progress = None
         endpoints = self.members.server_endpoints
         for member in self.members.of(Role.PSERVER):
-            self._start(member, self.plan.server_spec(endpoints, member.role_rank.rank, self.attempt, restore), now)
+            rank = member.role_rank.rank
+            staging = self.plan.host_staging(rank, restore)
+            self._start(member, self.plan.server_spec(endpoints, rank, self.attempt), now, staging)
 
     def _start_trainers(self, now: float) -> None:
         self._enter(Phase.TRAINERS, now)
-        self._note("info", f"all {self.plan.num_servers} servers are ready")
+        self._note("info", f"all {self.plan.job.cluster.servers} servers are ready")
         endpoints, first = self.members.server_endpoints, self.members.first_trainer
         restore = self._requests.restore
         store = f"{first.host}:{first.port}"
         identities = [member.identity for member in self.members.of(Role.PSERVER)]
         for member in self.members.of(Role.TRAINER):
-            spec = self.plan.trainer_spec(endpoints, store, member.role_rank.rank, self.attempt, restore)
-            spec["server_identities"] = identities
+            rank = member.role_rank.rank
+            spec = self.plan.trainer_spec(endpoints, identities, store, rank, self.attempt, restore)
             self._start(member, spec, now)
 
-    def _start(self, member: Member, spec: dict[str, Any], now: float) -> None:
+    def _start(
+        self,
+        member: Member,
+        spec: ServerSpec | TrainerSpec,
+        now: float,
+        staging: protocol.HostStaging | None = None,
+    ) -> None:
         member.start_worker(now)
-        self._do(StartWorker(member.agent, self.attempt, spec))
+        self._do(StartWorker(member.agent, self.attempt, spec, staging))
 
     def _drain(self, now: float) -> None:
         self._enter(Phase.DRAINING, now)
@@ -499,7 +522,7 @@ class JobStateMachine:
                     self._lose(member, "did not end its worker when told to", now)
         return not self._requests.is_committing and not any(member.has_worker for member in self.members.values())
 
-    def _settle(self, now: float) -> None:
+    def _conclude_attempt(self, now: float) -> None:
         """After ABORTING: says why, and decides whether to start again."""
         cause = self._causes.best
         if self._stop is not None:
@@ -508,15 +531,15 @@ class JobStateMachine:
             return
         assert cause is not None, "halted without a cause"
         failed_role = str(cause.role_rank) if cause.role_rank else ""
-        record = {
-            "what": "lost",
-            "attempt": self.attempt,
-            "failed_role": failed_role,
-            "cause": cause.sentence,
-            "halting_seconds": now - self._since,
-            "step": self.progress.get("step", 0),
-            "rows": self.progress.get("rows", 0),
-        }
+        progress = self.progress
+        record = AttemptLost(
+            attempt=self.attempt,
+            failed_role=failed_role,
+            cause=cause.sentence,
+            halting_seconds=now - self._since,
+            step=progress.step if progress is not None else 0,
+            rows=progress.rows if progress is not None else 0,
+        )
         self._note("debug", f"attempt {self.attempt} is lost: {cause.sentence}", record)
         restore = self._requests.restore
         if cause.of_restore and self.plan.mode == "train" and restore is not None:
@@ -537,7 +560,7 @@ class JobStateMachine:
         elif event.error:
             self._note("warning", f"{self._requests.restore} cannot be looked at: {event.error}")
             cause = replace(cause, weight=Severity.LOSS)
-        elif event.start.path != self._requests.restore:
+        elif event.start is not None and event.start.path != self._requests.restore:
             self._requests.go_back(event.start, now)
             cause = replace(cause, weight=Severity.LOSS)
         self._go_on_or_end(cause, now)
@@ -590,22 +613,25 @@ class JobStateMachine:
     def _do(self, action: Action) -> None:
         self._outbox.do(action)
 
-    def _note(self, level: str, text: str, record: dict[str, Any] | None = None) -> None:
+    def _note(self, level: str, text: str, record: Record | None = None) -> None:
         self._outbox.note(level, text, record)
 
 
-def _sentence_of_day(said: dict[str, Any]) -> str:
-    scores = said.get("validation") or {}
+def _fields(event: protocol.DayTrained | protocol.Boundary) -> dict[str, Any]:
+    """The event's fields, without its tag, for a record."""
+    return {name: value for name, value in event if name != "event"}
+
+
+def _sentence_of_day(told: protocol.DayTrained) -> str:
+    scores = told.validation or {}
     known = {name: scores.get(key) for name, key in (("AUC", "auc"), ("logloss", "logloss"))}
     before = ", ".join(f"{name} {value:.4f}" for name, value in known.items() if isinstance(value, (int, float)))
-    tables = said.get("tables") or {}
-    keys = ", ".join(f"{name} {found['keys']:,} keys ({found['new']:+,})" for name, found in tables.items())
-    return f"day {said.get('day')} is trained: {said.get('rows', 0):,} rows{', ' + before if before else ''}; {keys}"
+    keys = ", ".join(f"{name} {table.keys:,} keys ({table.new:+,})" for name, table in told.tables.items())
+    return f"day {told.day} is trained: {told.rows:,} rows{', ' + before if before else ''}; {keys}"
 
 
-def _sentence_of_boundary(said: dict[str, Any]) -> str:
-    tables = said.get("tables") or {}
-    evicted = ", ".join(f"{name} {found['evicted']:,} of {found['before']:,} keys" for name, found in tables.items())
-    again = " (again, after a restore)" if said.get("redone") else ""
-    after = f"day {said['day']}" if said.get("day") else f"{said.get('rows', 0):,} rows"
+def _sentence_of_boundary(told: protocol.Boundary) -> str:
+    evicted = ", ".join(f"{name} {table.evicted:,} of {table.before:,} keys" for name, table in told.tables.items())
+    again = " (again, after a restore)" if told.redone else ""
+    after = f"day {told.day}" if told.day is not None else f"{told.rows:,} rows"
     return f"day boundary after {after}{again}; evicted: {evicted}"

@@ -1,7 +1,7 @@
 """What trainers ask the coordinator for, and what becomes of it: epochs, leases, and checkpoints from cursor to commit.
 
 It holds the books (row_ledger.py) and knows what is saved. It says when an attempt cannot go on; ending it is for
-`state.JobStateMachine`.
+`state_machine.JobStateMachine`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,30 @@ from paddlewheel.trainer.coordinator.messages import (
     SendToWorker,
 )
 from paddlewheel.trainer.coordinator.plan import JobPlan
+from paddlewheel.trainer.coordinator.records import CommitFailed, EpochBegan
 from paddlewheel.trainer.coordinator.resume import StartPoint, identity
 from paddlewheel.trainer.coordinator.row_ledger import RowLedger, RowLedgerError, runs_of
+from paddlewheel.trainer.protocol.messages import (
+    CommitRequest,
+    Committed,
+    CursorReply,
+    CursorRequest,
+    EpochReply,
+    EpochRequest,
+    HostAnswer,
+    HostOrder,
+    HostsReply,
+    HostsRequest,
+    LeaseReply,
+    LeaseRequest,
+    NotCommitted,
+    Refusal,
+    Reply,
+    Request,
+    SaveCheckpoint,
+    SaveFailed,
+    TrainerReply,
+)
 
 
 @dataclass
@@ -63,12 +85,12 @@ class Requests:
         if plan.days is not None:
             facts["days"] = list(plan.days)
         self._facts = facts
-        self._lineage = RowLedger(plan.num_trainers, plan.num_epochs, start.cursor, facts)
+        self._ledger = RowLedger(plan.job.cluster.trainers, plan.num_epochs, start.cursor, facts)
         self._attempt = 0
-        self._asking: dict[int, Any] = {}  # the number of each trainer's request for the cursor that is under way
-        self._hosts: tuple[Any, dict[int, dict[str, Any]]] | None = None  # request of trainer 0; answers by server
+        self._asking: dict[int, int] = {}  # the number of each trainer's request for the cursor that is under way
+        self._hosts: tuple[int, dict[int, HostAnswer]] | None = None  # request of trainer 0; answers by server
         self._committing: Commit | None = None
-        self._commit_request: tuple[int, Any] | None = None  # attempt and number of trainer 0's request
+        self._commit_request: tuple[int, int] | None = None  # attempt and number of trainer 0's request
         self._due_at: float | None = None
 
     # -- an attempt's begin and end
@@ -78,7 +100,7 @@ class Requests:
         self._attempt = attempt
         if self._plan.mode == "train" and attempt > 1:
             self._outbox.do(Discard(f".step-*-attempt-{attempt - 1}-draft-*"))
-        self._lineage.begin(attempt)
+        self._ledger.begin(attempt)
         self._asking, self._hosts, self.checkpoint.state = {}, None, "idle"
 
     def go_back(self, start: StartPoint, now: float) -> None:
@@ -88,7 +110,7 @@ class Requests:
         state.step, state.path, state.committed_at = -1, "", 0.0
         if start.path and start.cursor:
             state.step, state.path, state.committed_at = start.cursor["step"], start.path, now
-        self._lineage = RowLedger(self._plan.num_trainers, self._plan.num_epochs, start.cursor, self._facts)
+        self._ledger = RowLedger(self._plan.job.cluster.trainers, self._plan.num_epochs, start.cursor, self._facts)
         for note in start.notes:
             self._outbox.note("warning", note)
 
@@ -117,21 +139,23 @@ class Requests:
         return self._committing is not None
 
     @property
-    def starting_point(self) -> dict[str, Any]:
-        """For the journal: where the attempt begins."""
-        cursor = self._lineage.cursor
-        return {
-            "restore": self.restore,
-            "parent": cursor["draft"] if cursor else None,
-            "rows": cursor["rows"] if cursor else 0,
-        }
+    def committed_draft(self) -> str | None:
+        """The name under which the newest checkpoint was made; None before the first."""
+        cursor = self._ledger.cursor
+        return str(cursor["draft"]) if cursor else None
+
+    @property
+    def committed_rows(self) -> int:
+        """Rows that the newest checkpoint has seen."""
+        cursor = self._ledger.cursor
+        return int(cursor["rows"]) if cursor else 0
 
     # -- when to save
 
     def plan_next_checkpoint(self, now: float) -> None:
         """The time until the next checkpoint by the clock counts from now."""
-        minutes = self._plan.checkpoint.get("every_minutes") if self._plan.mode == "train" else None
-        self._due_at = now + 60.0 * float(minutes) if minutes is not None else None
+        minutes = self._plan.job.checkpoint.every_minutes if self._plan.mode == "train" else None
+        self._due_at = now + 60.0 * minutes if minutes is not None else None
 
     def is_due(self, now: float) -> bool:
         """Whether the clock asks for a checkpoint. Says so once; the time is set anew when that one is settled."""
@@ -145,52 +169,48 @@ class Requests:
         first = self._members.first_trainer
         if self.checkpoint.state == "idle" and first.has_worker:
             self.checkpoint.state = "asked"
-            self._outbox.do(SendToWorker(first.agent, self._attempt, {"command": "checkpoint"}))
+            self._outbox.do(SendToWorker(first.agent, self._attempt, SaveCheckpoint()))
 
     # -- requests
 
-    def answer(self, member: Member, said: dict[str, Any], now: float) -> Cause | None:
+    def answer(self, member: Member, request: Request, now: float) -> Cause | None:
         """Answers a request, now or when the others are as far; returns what ends the attempt, if that does."""
-        number = said.get("id")
         try:
             if member.role_rank.role is not Role.TRAINER:
                 raise RowLedgerError("only trainers ask")
-            match said.get("what"):
-                case "epoch":
-                    self._open_epoch(member, said)
-                case "lease":
-                    self._reply(member, number, slices=self._lineage.lease(member.role_rank.rank, int(said["epoch"])))
-                case "cursor":
-                    self._take_report(member, said)
-                case "hosts":
-                    self._ask_hosts(member, said)
-                case "commit":
-                    return self._begin_commit(member, said, now)
-                case what:
-                    raise RowLedgerError(f"unknown request {what!r}")
+            match request.ask:
+                case EpochRequest() as asked:
+                    self._open_epoch(member, request.id, asked)
+                case LeaseRequest(epoch=epoch):
+                    slices = self._ledger.lease(member.role_rank.rank, epoch)
+                    self._reply(member, request.id, LeaseReply(slices=tuple(slices)))
+                case CursorRequest() as asked:
+                    self._report_cursor(member, request.id, asked)
+                case HostsRequest(order=order):
+                    self._ask_hosts(member, request.id, order)
+                case CommitRequest() | SaveFailed() as asked:
+                    return self._commit(member, request.id, asked, now)
         except RowLedgerError as error:
             self._outbox.note("error", f"{member.role_rank}: {error}")
-            self._reply(member, number, error=str(error), kind=error.kind)
-        except (KeyError, TypeError, ValueError) as error:
-            self._outbox.note("error", f"{member.role_rank}: a request that cannot be read: {error!r}")
-            self._reply(member, number, error=f"the request cannot be read: {error!r}", kind="runtime")
+            self._reply(member, request.id, Refusal(error=str(error), kind=error.kind))
         return None
 
-    def take_host_response(self, server: Member, answer: dict[str, Any]) -> None:
+    def take_host_response(self, server: Member, answer: HostAnswer) -> None:
         """What the agent of a server has made of trainer 0's order; trainer 0 hears when all have answered."""
         if self._hosts is None or server.role_rank.role is not Role.PSERVER:
             return
         number, answers = self._hosts
         answers[server.role_rank.rank] = answer
-        if len(answers) == self._plan.num_servers:
+        if len(answers) == self._plan.job.cluster.servers:
             self._hosts = None
-            self._reply(self._members.first_trainer, number, answers=[answers[rank] for rank in sorted(answers)])
+            by_rank = tuple(answers[rank] for rank in sorted(answers))
+            self._reply(self._members.first_trainer, number, HostsReply(answers=by_rank))
 
-    def settle(self, event: CommitFinished, now: float) -> Cause | None:
+    def commit_finished(self, event: CommitFinished, now: float) -> Cause | None:
         """What became of a commit; returns what ends the attempt, if that does."""
         cursor, first = event.commit.cursor, self._members.first_trainer
         committed = not event.error
-        self._lineage.settle(cursor, committed=committed)
+        self._ledger.commit_finished(cursor, committed=committed)
         self._committing = None
         state = self.checkpoint
         if committed:
@@ -205,7 +225,7 @@ class Requests:
             self._outbox.note(
                 "error",
                 f"no checkpoint of step {cursor.step}: {event.error}",
-                {"what": "failed", "step": cursor.step, "attempt": self._attempt, "error": event.error},
+                CommitFailed(attempt=self._attempt, step=cursor.step, error=event.error),
             )
             self._outbox.do(CheckpointDone(cursor.step, error=event.error))
         request, self._commit_request = self._commit_request, None
@@ -214,76 +234,71 @@ class Requests:
         state.state = "idle"
         self.plan_next_checkpoint(now)
         if committed:
-            self._reply(first, request[1], committed=True, path=event.path)
+            self._reply(first, request[1], Committed(path=event.path))
             return None
-        on_failure = self._plan.checkpoint.get("on_failure")
-        stop = event.is_for_good or self._lineage.is_last(cursor) or on_failure == "stop"
-        self._reply(first, request[1], committed=False, stop=stop, error=event.error)
+        on_failure = self._plan.job.checkpoint.on_failure
+        stop = event.is_for_good or self._ledger.is_last(cursor) or on_failure == "stop"
+        self._reply(first, request[1], NotCommitted(error=event.error, stop=stop))
         text = f"could not save the checkpoint of step {cursor.step}: {event.error}"
         weight = Severity.FIX_JOB if event.is_for_good else Severity.LOSS
         return Cause(weight, text, first.role_rank) if stop else None
 
-    def _open_epoch(self, member: Member, said: dict[str, Any]) -> None:
-        done, plan = self._lineage.open_epoch(said)
-        self._reply(member, said.get("id"), done=sorted([index, rows] for index, rows in done.items()))
+    def _open_epoch(self, member: Member, number: int, asked: EpochRequest) -> None:
+        done, plan = self._ledger.open_epoch(asked)
+        self._reply(member, number, EpochReply(done=tuple(sorted(done.items()))))
         if plan is None:
             return
-        number = int(said["epoch"])
+        days, epoch = self._plan.days, asked.epoch
         left = plan.num_rows - sum(done.values())
-        record = {
-            "what": "epoch",
-            "attempt": self._attempt,
-            "epoch": number,
-            "fingerprint": plan.fingerprint,
-            "order": plan.order,
-            "seed": plan.seed,
-            "slices": runs_of(plan.sizes),
-        }
         rows = f"{left:,} of {plan.num_rows:,} rows" if done else f"{left:,} rows"
-        what = f"epoch {number + 1}"
-        if self._plan.days is not None:
-            record["day"] = self._plan.days[number]
-            what = f"day {number + 1} ({record['day']})"
+        record = EpochBegan(
+            attempt=self._attempt,
+            epoch=epoch,
+            fingerprint=plan.fingerprint,
+            order=plan.order,
+            seed=plan.seed,
+            slices=runs_of(plan.sizes),
+            day=days[epoch] if days is not None else None,
+        )
+        what = f"epoch {epoch + 1}" if record.day is None else f"day {epoch + 1} ({record.day})"
         self._outbox.note("info", f"{what} of {self._plan.num_epochs} begins: {rows} to train", record)
 
-    def _take_report(self, member: Member, said: dict[str, Any]) -> None:
-        self._asking[member.role_rank.rank] = said.get("id")
+    def _report_cursor(self, member: Member, number: int, asked: CursorRequest) -> None:
+        self._asking[member.role_rank.rank] = number
         if self.checkpoint.state in {"idle", "asked"}:
             self.checkpoint.state = "saving"
-        cursor = self._lineage.report(member.role_rank.rank, said)
+        cursor = self._ledger.report(member.role_rank.rank, asked)
         if cursor is None:
             return
         asking, self._asking = self._asking, {}
-        for rank, number in asking.items():
-            self._reply(self._members[RoleRank(Role.TRAINER, rank)], number, cursor=cursor.body, draft=cursor.draft)
+        reply = CursorReply(cursor=dict(cursor.body), draft=cursor.draft)
+        for rank, its_number in asking.items():
+            self._reply(self._members[RoleRank(Role.TRAINER, rank)], its_number, reply)
 
-    def _ask_hosts(self, member: Member, said: dict[str, Any]) -> None:
+    def _ask_hosts(self, member: Member, number: int, order: HostOrder) -> None:
         """Passes an order of trainer 0 to the agents of all servers."""
         if self._hosts is not None or member.role_rank.rank != 0:
             raise RowLedgerError("only trainer 0 gives orders to the servers' hosts, one at a time")
-        self._hosts = (said.get("id"), {})
+        self._hosts = (number, {})
         for server in self._members.of(Role.PSERVER):
             if server.session is not None:
-                self._outbox.do(HostRequest(server.session, self._attempt, dict(said["order"])))
+                self._outbox.do(HostRequest(server.session, self._attempt, order))
 
-    def _begin_commit(self, member: Member, said: dict[str, Any], now: float) -> Cause | None:
-        cursor = self._lineage.pending
-        if cursor is None or self._committing is not None or said["step"] != cursor.step or member.role_rank.rank != 0:
+    def _commit(self, member: Member, number: int, asked: CommitRequest | SaveFailed, now: float) -> Cause | None:
+        cursor = self._ledger.pending
+        if cursor is None or self._committing is not None or asked.step != cursor.step or member.role_rank.rank != 0:
             raise RowLedgerError("a commit was asked for that fits no cursor")
-        self._commit_request = (self._attempt, said.get("id"))
-        commit = Commit(cursor, float(said.get("seconds", 0.0)))
-        if "error" in said:
-            is_for_good = said.get("kind") == "job"
-            return self.settle(
-                CommitFinished(commit, error=f"saving failed: {said['error']}", is_for_good=is_for_good), now
-            )
-        if str(said["draft"]).rstrip("/").rpartition("/")[2] != cursor.draft:
-            raise RowLedgerError(f"the draft {said['draft']} is not {cursor.draft}")
+        self._commit_request = (self._attempt, number)
+        if isinstance(asked, SaveFailed):
+            error, is_for_good = f"saving failed: {asked.error}", asked.kind == "job"
+            return self.commit_finished(CommitFinished(Commit(cursor, 0.0), error=error, is_for_good=is_for_good), now)
+        if asked.draft.rstrip("/").rpartition("/")[2] != cursor.draft:
+            raise RowLedgerError(f"the draft {asked.draft} is not {cursor.draft}")
         self.checkpoint.state = "committing"
-        self._committing = commit
-        self._outbox.do(commit)
+        self._committing = Commit(cursor, asked.seconds)
+        self._outbox.do(self._committing)
         return None
 
-    def _reply(self, member: Member, number: Any, **fields: Any) -> None:
+    def _reply(self, member: Member, number: int, answer: TrainerReply) -> None:
         if member.has_worker:
-            self._outbox.do(SendToWorker(member.agent, self._attempt, {"reply": number, **fields}))
+            self._outbox.do(SendToWorker(member.agent, self._attempt, Reply(id=number, answer=answer)))

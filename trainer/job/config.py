@@ -11,7 +11,7 @@ of a run therefore see the same files whatever their own directory is. Addresses
 
 import copy
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -144,6 +144,10 @@ class JobConfig(Section):
     def checkpoint_location(self) -> str:
         """Where checkpoints are: `checkpoint.directory`, by default `checkpoints` in the run folder."""
         return self.checkpoint.directory or str(Path(self.run_dir, "checkpoints"))
+
+    def num_epochs(self, days: Sequence[str] | None) -> int:
+        """Passes over the training data; with days, each day is one."""
+        return self.train.epochs if days is None else len(days)
 
     def to_yaml(self) -> str:
         """The job as a YAML file with every key spelled out."""

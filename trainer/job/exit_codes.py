@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 EXIT_DONE = 0
 """All rows were trained (or evaluated)."""
-EX_USAGE = 64
+EX_USAGE = os.EX_USAGE
 """The job, its data or the environment is wrong: starting again cannot help (the name is sysexits.h's)."""
-EX_TEMPFAIL = 75
+EX_TEMPFAIL = os.EX_TEMPFAIL
 """Something was lost (a peer, a server, disk space): starting again may help (the name is sysexits.h's)."""
 EXIT_HUNG_UP = 128 + signal.SIGHUP
 EXIT_INTERRUPTED = 128 + signal.SIGINT

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from paddlewheel.data_pipeline.batch import Span
+from paddlewheel.trainer.protocol.messages import Span as TrainedSpan
 
-Entry = tuple[int, int, int, int]  # epoch, slice, first row, rows
+
+class Trained(NamedTuple):
+    """Rows that a trainer went through. skipped: those of `spans` whose step was skipped."""
+
+    spans: tuple[TrainedSpan, ...]
+    skipped: tuple[TrainedSpan, ...]
 
 
 class TrainedSpans:
@@ -23,9 +30,9 @@ class TrainedSpans:
             if skipped:
                 _append(self._skipped, epoch, span)
 
-    def take(self) -> dict[str, list[Entry]]:
-        """What was added since the last call: {"spans": [...], "skipped": [...]}; skipped spans stand in both."""
-        taken = {"spans": _entries(self._trained), "skipped": _entries(self._skipped)}
+    def take(self) -> Trained:
+        """What was added since the last call; skipped spans stand in both."""
+        taken = Trained(_entries(self._trained), _entries(self._skipped))
         self._trained, self._skipped = {}, {}
         return taken
 
@@ -38,5 +45,5 @@ def _append(log: dict[tuple[int, int], list[list[int]]], epoch: int, span: Span)
         runs.append([span.row_start, span.num_rows])
 
 
-def _entries(log: dict[tuple[int, int], list[list[int]]]) -> list[Entry]:
-    return [(epoch, index, start, rows) for (epoch, index), runs in sorted(log.items()) for start, rows in runs]
+def _entries(log: dict[tuple[int, int], list[list[int]]]) -> tuple[TrainedSpan, ...]:
+    return tuple((epoch, index, start, rows) for (epoch, index), runs in sorted(log.items()) for start, rows in runs)

@@ -23,6 +23,7 @@ from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.train import WireType
 from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
 from paddlewheel.trainer.loop.metrics import ClickMetrics
+from paddlewheel.trainer.protocol.messages import SaveCheckpoint, StopTraining
 from paddlewheel.trainer.telemetry import DurationHistogram
 
 
@@ -127,12 +128,12 @@ class Signals:
     save_before_stop: bool = False
     checkpoint: bool = False
 
-    def obey(self, command: Mapping[str, Any]) -> None:
+    def obey(self, command: SaveCheckpoint | StopTraining) -> None:
         """Takes a command of the coordinator. The loop may look at any moment, and never sees half of it."""
-        if command.get("command") == "checkpoint":
+        if isinstance(command, SaveCheckpoint):
             self.checkpoint = True
-        elif command.get("command") == "stop":
-            self.save_before_stop = bool(command.get("checkpoint"))
+        else:
+            self.save_before_stop = command.checkpoint
             self.stop = True
 
 

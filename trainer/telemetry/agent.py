@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,16 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from paddlewheel.pserver.messages import Remark
+from paddlewheel.trainer.protocol.messages import (
+    Durations,
+    Evaluation,
+    Progress,
+    Ready,
+    Result,
+    Validation,
+    WorkerEvent,
+)
 from paddlewheel.trainer.telemetry.catalogue import COMMON_LABELS, PHASES, SECONDS_BOUNDS, of_role
 from paddlewheel.trainer.telemetry.forecast import MemoryForecast
 from paddlewheel.trainer.telemetry.series import Series, with_labels
@@ -26,7 +36,7 @@ _COUNTS = ("bad_steps", "bad_rows", "pulled_bytes", "pushed_bytes", "pulled_keys
 
 
 class Telemetry(Collector):
-    """Metrics of one pserver or trainer agent. Callable from any thread; nothing a worker says makes it raise.
+    """Metrics of one pserver or trainer agent. Callable from any thread.
 
     Args:
         role: pserver or trainer.
@@ -124,59 +134,43 @@ class Telemetry(Collector):
 
     # -- what the worker says
 
-    def observe(self, event: Mapping[str, Any]) -> None:
-        """Takes one event of the worker. Fields that are missing, null or not numbers change nothing."""
+    def observe(self, event: WorkerEvent) -> None:
+        """Takes one event of the worker."""
         self._set("agent_last_event_timestamp_seconds", self._clock())
-        kind = event.get("event")
-        if kind == "log" and event.get("level") in {"warning", "error"}:
-            self._add("agent_worker_log_lines_total", level=str(event["level"]))
-        if self.role != "trainer":
-            return
-        if kind == "ready":
-            self.worker_ready()
-            # Steps of a restored checkpoint were not taken by this worker.
-            for name in ("step", "bad_steps", "bad_rows"):
-                counter = "trainer_steps_total" if name == "step" else f"trainer_{name}_total"
-                self.series.rebase(f"paddlewheel_{counter}", _number(event.get(name)) or 0.0)
-        elif kind == "progress":
-            self._progress(event)
-        elif kind == "result":
-            self._evaluation(event.get("eval"))
-        elif kind == "evaluation":
-            self._evaluation(event)
-        elif kind == "validation":
-            self._set("trainer_validation_auc", event.get("auc"))
-            self._set("trainer_validation_logloss", event.get("logloss"))
+        match event:
+            case Remark(level="warning" | "error" as level):
+                self._add("agent_worker_log_lines_total", level=level)
+            case Ready() if self.role == "trainer":
+                self.worker_ready()
+                # Steps of a restored checkpoint were not taken by this worker.
+                restored = {"steps": event.step, "bad_steps": event.bad_steps, "bad_rows": event.bad_rows}
+                for name, reading in restored.items():
+                    self.series.rebase(f"paddlewheel_trainer_{name}_total", reading)
+            case Progress():
+                self._progress(event)
+            case Result(figures={"eval": dict(report)}) | Evaluation(report=report):
+                self._set("trainer_eval_auc", report.get("auc"))
+                self._set("trainer_eval_logloss", report.get("logloss"))
+            case Validation(report=report):
+                self._set("trainer_validation_auc", report.get("auc"))
+                self._set("trainer_validation_logloss", report.get("logloss"))
 
-    def _evaluation(self, report: Any) -> None:
-        if isinstance(report, Mapping):
-            self._set("trainer_eval_auc", report.get("auc"))
-            self._set("trainer_eval_logloss", report.get("logloss"))
-
-    def _progress(self, event: Mapping[str, Any]) -> None:
+    def _progress(self, event: Progress) -> None:
         for name in ("epoch", "loss", "auc", "staleness_steps", "ready_batches"):
-            self._set(f"trainer_{name}", event.get(name))
-        self._follow("trainer_rows_total", event.get("own_rows"))
-        self._follow("trainer_steps_total", event.get("step"))
+            self._set(f"trainer_{name}", getattr(event, name))
+        self._follow("trainer_rows_total", event.own_rows)
+        self._follow("trainer_steps_total", event.step)
         for name in _COUNTS:
-            self._follow(f"trainer_{name}_total", event.get(name))
-        self._growth(event)
-        durations = event.get("durations")
-        if isinstance(durations, Mapping):
-            for phase in PHASES:
-                self._histogram("trainer_step_phase_seconds", durations.get(phase), phase=phase)
-            self._histogram("trainer_pull_seconds", durations.get("servers_pull"))
-            self._histogram("trainer_push_seconds", durations.get("servers_push"))
-            self._histogram("trainer_lease_seconds", durations.get("lease"))
-
-    def _growth(self, event: Mapping[str, Any]) -> None:
-        """What this trainer makes the tables grow by."""
-        tables, features = event.get("tables"), event.get("new_keys_of_features")
-        for table, found in tables.items() if isinstance(tables, Mapping) else ():
-            if isinstance(found, Mapping):
-                self._follow("trainer_new_keys_total", found.get("new"), table=str(table))
-        for feature, count in features.items() if isinstance(features, Mapping) else ():
-            self._follow("trainer_feature_new_keys_total", count, feature=str(feature))
+            self._follow(f"trainer_{name}_total", getattr(event, name))
+        for table, found in event.tables.items():
+            self._follow("trainer_new_keys_total", found.new, table=table)
+        for feature, count in event.new_keys_of_features.items():
+            self._follow("trainer_feature_new_keys_total", count, feature=feature)
+        for phase in PHASES:
+            self._histogram("trainer_step_phase_seconds", event.durations.get(phase), phase=phase)
+        self._histogram("trainer_pull_seconds", event.durations.get("servers_pull"))
+        self._histogram("trainer_push_seconds", event.durations.get("servers_push"))
+        self._histogram("trainer_lease_seconds", event.durations.get("lease"))
 
     # -- inside
 
@@ -188,18 +182,13 @@ class Telemetry(Collector):
     def _add(self, name: str, **labels: str) -> None:
         self.series.add(f"paddlewheel_{name}", 1.0, **labels)
 
-    def _follow(self, name: str, reading: Any, **labels: str) -> None:
-        number = _number(reading)
-        if number is not None:
-            self.series.follow(f"paddlewheel_{name}", number, **labels)
+    def _follow(self, name: str, reading: float, **labels: str) -> None:
+        if math.isfinite(reading):
+            self.series.follow(f"paddlewheel_{name}", float(reading), **labels)
 
-    def _histogram(self, name: str, said: Any, **labels: str) -> None:
-        if not isinstance(said, Mapping) or not isinstance(said.get("counts"), list):
-            return
-        readings = [_number(count) for count in (*said["counts"], said.get("sum_seconds"))]
-        numbers = [reading for reading in readings if reading is not None]
-        if len(numbers) == len(SECONDS_BOUNDS) + 2 == len(readings):
-            self.series.follow_histogram(f"paddlewheel_{name}", numbers[:-1], numbers[-1], **labels)
+    def _histogram(self, name: str, told: Durations | None, **labels: str) -> None:
+        if told is not None and len(told.counts) == len(SECONDS_BOUNDS) + 1 and math.isfinite(told.sum_seconds):
+            self.series.follow_histogram(f"paddlewheel_{name}", told.counts, told.sum_seconds, **labels)
 
     def collect(self) -> Iterator[Family]:
         """All families; asks the worker first, if there is a probe. Part of the Collector interface."""

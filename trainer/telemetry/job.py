@@ -52,9 +52,9 @@ class JobTelemetry(Collector):
         ages = [member["heartbeat_age_seconds"] for member in members if _is_there(member)]
         put(f"{_P}heartbeat_age_seconds", max(ages, default=0.0))
         if status["progress"]:  # while the job starts again, the last position stays
-            put(f"{_P}rows", status["progress"].get("rows") or 0)
-            put(f"{_P}rows_expected", status["progress"].get("total_rows") or 0)
-            self._take_tables(status["progress"].get("tables") or {})
+            put(f"{_P}rows", status["progress"]["rows"])
+            put(f"{_P}rows_expected", status["progress"]["total_rows"])
+            self._take_tables(status["progress"]["tables"])
         put(f"{_P}progress_age_seconds", status["progress_age_seconds"] if status["phase"] == "running" else 0)
         checkpoint = status["checkpoint"]
         put(f"{_P}checkpoint_step", checkpoint["step"])
@@ -72,13 +72,13 @@ class JobTelemetry(Collector):
                 ("admitted_keys", "admitted"),
                 ("shard_skew_ratio", "shard_skew"),
             ):
-                if found.get(field) is not None:
+                if found[field] is not None:
                     self.series.set(f"{_P}{name}", found[field], table=table)
-            if keys := found.get("keys"):
+            if keys := found["keys"]:
                 total = sum(keys)
                 self.series.set(f"{_P}table_keys", total, table=table)
                 self.series.set(f"{_P}server_skew_ratio", max(keys) * len(keys) / total if total else 1.0, table=table)
-            self.series.follow(f"{_P}evicted_keys_total", found.get("evicted") or 0, table=table)
+            self.series.follow(f"{_P}evicted_keys_total", found["evicted"], table=table)
 
     def collect(self) -> Iterator[Family]:
         """All families, as of now. Part of the Collector interface."""

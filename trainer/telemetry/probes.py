@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 from collections.abc import Callable, Collection
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from paddlewheel.pserver.admin import brpc_metrics, table_statistics
-from paddlewheel.pserver.config import Tables
+from paddlewheel.pserver.messages import ServerSpec
 from paddlewheel.trainer.telemetry.series import Series
 
 _TIMEOUT_SECONDS = 1.5
@@ -34,12 +31,10 @@ class ServerProbe:
         self._host, self._port, self._tables = host, port, tables
 
     @classmethod
-    def of_worker(cls, spec_json: str) -> ServerProbe:
-        """For the server that was started with this specification (see `pserver.server_process`)."""
-        spec = json.loads(spec_json)
-        host, _, port = spec["endpoints"][spec["rank"]].rpartition(":")
-        tables = TypeAdapter(Tables).validate_python(spec["tables"])
-        return cls(host.strip("[]"), int(port), [name for name, table in tables.items() if table.is_ours_for_sure])
+    def of_worker(cls, spec: ServerSpec) -> ServerProbe:
+        """For the server that was started with this specification."""
+        host, port = spec.address
+        return cls(host.strip("[]"), port, [name for name, table in spec.tables.items() if table.is_ours_for_sure])
 
     def __call__(self, series: Series) -> None:
         """Raises ServerError (an OSError) when the server does not answer."""

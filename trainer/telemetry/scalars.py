@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paddlewheel.trainer.protocol.messages import Progress
+
 _CURVES = {
     "train/loss": "loss",
     "train/auc": "auc",
@@ -38,28 +40,26 @@ class Scalars:
             ) from error
         self._last_step = self._last_evaluated = -1
 
-    def progress(self, event: Mapping[str, Any]) -> None:
-        """Takes a progress event of trainer 0; the same step twice is written once."""
-        step = event.get("step")
-        if not isinstance(step, int) or step == self._last_step:
+    def progress(self, told: Progress | None) -> None:
+        """Takes a progress event of trainer 0, if there is one; the same step twice is written once."""
+        if told is None or told.step == self._last_step:
             return
-        self._last_step = step
-        self._add(_CURVES, event, step)
+        self._last_step = told.step
+        self._add({tag: getattr(told, name) for tag, name in _CURVES.items()}, told.step)
 
-    def evaluation(self, event: Mapping[str, Any]) -> None:
+    def evaluation(self, report: Mapping[str, Any], step: int | None = None) -> None:
         """Takes an evaluation, during training (with its step) or after it."""
-        step = event.get("step", max(self._last_step, 0))
+        step = max(self._last_step, 0) if step is None else step
         if step == self._last_evaluated:
             return  # every trainer reports the same evaluation
         self._last_evaluated = step
-        self._add({f"eval/{name}": name for name in ("auc", "logloss", "calibration")}, event, int(step))
+        self._add({f"eval/{name}": report.get(name) for name in ("auc", "logloss", "calibration")}, step)
 
     def close(self) -> None:
         """Writes what is left."""
         self._writer.close()
 
-    def _add(self, names: Mapping[str, str], event: Mapping[str, Any], step: int) -> None:
-        for tag, key in names.items():
-            value = event.get(key)
+    def _add(self, values: Mapping[str, Any], step: int) -> None:
+        for tag, value in values.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 self._writer.add_scalar(tag, float(value), step)

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from paddlewheel.trainer.protocol.messages import Durations
 from paddlewheel.trainer.telemetry.catalogue import COMMON_LABELS, MAX_OPEN_VALUES, SECONDS_BOUNDS, Kind, Metric
 
 _OTHER = "other"
@@ -33,9 +34,9 @@ class DurationHistogram:
         self.counts[bisect_left(SECONDS_BOUNDS, seconds)] += 1
         self.sum_seconds += seconds
 
-    def to_json(self) -> dict[str, Any]:
-        """For an event: counts per bucket since the process began (the last has no bound), and the sum."""
-        return {"counts": list(self.counts), "sum_seconds": self.sum_seconds}
+    def message(self) -> Durations:
+        """For a progress event."""
+        return Durations(counts=tuple(self.counts), sum_seconds=self.sum_seconds)
 
 
 class Series(Collector):

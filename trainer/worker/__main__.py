@@ -5,7 +5,6 @@ with it.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 import traceback
@@ -14,17 +13,18 @@ from contextlib import ExitStack
 from paddlewheel.data_pipeline.errors import DataError, UnavailableError
 from paddlewheel.pserver.errors import CheckpointError as SavedTableError
 from paddlewheel.pserver.errors import RequirementError, ServerError
+from paddlewheel.pserver.messages import ErrorKind, WorkerError
 from paddlewheel.pserver.requirements import check
 from paddlewheel.trainer.checkpoint.manifest import CheckpointError
+from paddlewheel.trainer.coordinator.specs import TrainerSpec
 from paddlewheel.trainer.distributed.process_group import PeerLostError
 from paddlewheel.trainer.job.errors import ConfigError
+from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_DONE, EXIT_TERMINATED
 from paddlewheel.trainer.loop.train import BadStepsError, RowsLostError, Signals
+from paddlewheel.trainer.protocol.messages import Result
 from paddlewheel.trainer.worker.agent_channel import AgentChannel
 from paddlewheel.trainer.worker.coordinator_client import RefusedError
-from paddlewheel.trainer.worker.spec import Spec
 from paddlewheel.trainer.worker.trainer import Trainer
-
-EXIT_DONE, EX_USAGE, EX_TEMPFAIL, EXIT_STOPPED = 0, 64, 75, 143
 
 
 class _FixJobError(ValueError):
@@ -41,7 +41,7 @@ def run(spec_line: str, link: AgentChannel, signals: Signals) -> int:
         check()
         with ExitStack() as resources:
             try:
-                spec = Spec.from_json(json.loads(spec_line))
+                spec = TrainerSpec.model_validate_json(spec_line)
             except ValueError as error:
                 raise _FixJobError(str(error)) from error
             try:
@@ -51,11 +51,11 @@ def run(spec_line: str, link: AgentChannel, signals: Signals) -> int:
             except ValueError as error:
                 raise _FixJobError(str(error)) from error
             gc.freeze()  # what building made stays to the end: the collector need not go through it at every step
-            link.event("ready", step=attempt.first_step, load_seconds=attempt.load_seconds)
+            link.send(attempt.ready)
             result = attempt.run()
             if result is None:
-                return EXIT_STOPPED
-            link.event("result", **result)
+                return EXIT_TERMINATED
+            link.send(Result(figures=result))
     except (DataError, RowsLostError) as error:
         return _failed(link, "data", str(error), EX_USAGE)
     except (ConfigError, RefusedError, RequirementError, BadStepsError, _FixJobError) as error:
@@ -71,8 +71,8 @@ def run(spec_line: str, link: AgentChannel, signals: Signals) -> int:
     return EXIT_DONE
 
 
-def _failed(link: AgentChannel, kind: str, message: str, code: int) -> int:
-    link.event("error", kind=kind, message=message, traceback=traceback.format_exc())
+def _failed(link: AgentChannel, kind: ErrorKind, message: str, code: int) -> int:
+    link.send(WorkerError(kind=kind, message=message, traceback=traceback.format_exc()))
     return code
 
 

@@ -9,26 +9,29 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from paddlewheel.data_pipeline.signature import InputSignature
 from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.errors import PathError, ServerError
+from paddlewheel.pserver.messages import Remark
 from paddlewheel.pserver.saved_tables import open_table
 from paddlewheel.trainer.checkpoint import manifest
 from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
 from paddlewheel.trainer.checkpoint.host_transfer import RemoteDraft, load_remote, tables_of
 from paddlewheel.trainer.checkpoint.object_store import ObjectStore, RemoteCheckpoint
 from paddlewheel.trainer.checkpoint.store import is_remote
+from paddlewheel.trainer.coordinator.specs import TrainerSpec
 from paddlewheel.trainer.dense.program import DenseProgram
 from paddlewheel.trainer.distributed.process_group import ProcessGroup
+from paddlewheel.trainer.loop.span_log import Trained
 from paddlewheel.trainer.loop.train import Progress
+from paddlewheel.trainer.protocol.messages import CheckpointSaved, Committed, NotCommitted, PhaseChanged
 from paddlewheel.trainer.worker import warm_start
 from paddlewheel.trainer.worker.agent_channel import AgentChannel
 from paddlewheel.trainer.worker.coordinator_client import CoordinatorClient
-from paddlewheel.trainer.worker.spec import Spec
 from paddlewheel.trainer.worker.table_lifecycle import TableLifecycle
 
 _COMMITTED, _STOP, _BESIDE = 1, 2, 3
@@ -59,7 +62,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        spec: Spec,
+        spec: TrainerSpec,
         client: Client,
         program: DenseProgram,
         sync: ProcessGroup,
@@ -175,7 +178,7 @@ class Checkpointer:
     def save(
         self,
         progress: Progress,
-        trained: Mapping[str, Any],
+        trained: Trained,
         facts: Mapping[str, Any],
         advance_day: Sequence[str] = (),
         *,
@@ -199,7 +202,7 @@ class Checkpointer:
             SaveError: it is not, and the job cannot go on.
         """
         self.settle()
-        self._link.event("phase", phase="saving")
+        self._link.send(PhaseChanged(phase="saving"))
         started = time.monotonic()
         cursor, draft = self._coordinator.cursor(progress.step, progress.epoch, trained)
         outcome = 0
@@ -218,7 +221,7 @@ class Checkpointer:
             self._conclude(progress.step, outcome)
             if advance_day and outcome != _COMMITTED:
                 raise SaveError(f"the checkpoint at a day boundary (step {progress.step}) failed: see trainer 0's log")
-        self._link.event("phase", phase="training")
+        self._link.send(PhaseChanged(phase="training"))
         return outcome == _COMMITTED
 
     def settle(self) -> bool:
@@ -229,7 +232,7 @@ class Checkpointer:
         if self._beside is None:
             return False
         step, self._beside = self._beside, None
-        self._link.event("phase", phase="saving")  # the wait is limited as a save is, not as a step
+        self._link.send(PhaseChanged(phase="saving"))  # the wait is limited as a save is, not as a step
         if self._saving is not None:
             self._saving.join()
             self._saving = None
@@ -238,7 +241,7 @@ class Checkpointer:
         self._sync.long_barrier()
         outcome = max(self._sync.all_gather(self._outcome if self._spec.rank == 0 else 0))
         self._conclude(step, outcome)
-        self._link.event("phase", phase="training")
+        self._link.send(PhaseChanged(phase="training"))
         return outcome == _COMMITTED
 
     def _conclude(self, step: int, outcome: int) -> None:
@@ -252,7 +255,7 @@ class Checkpointer:
         try:
             mark = self._client.mark(advance_day=advance_day)
         except ServerError as error:  # told to the coordinator as any save that fails
-            return self._commit(save.step, save.started, {}, error=f"{type(error).__name__}: {error}")
+            return self._failed(save.step, error)
         if not beside or advance_day:
             return self._save_and_commit(save, (), mark)
         state = {name: np.array(value) for name, value in save.state().items()}
@@ -293,17 +296,18 @@ class Checkpointer:
                 },
             )
         except (OSError, ValueError, RuntimeError) as error:
-            kind = "job" if isinstance(error, PathError) else "runtime"
-            return self._commit(save.step, save.started, keys, error=f"{type(error).__name__}: {error}", kind=kind)
-        outcome = self._commit(
-            save.step, save.started, keys, draft=draft.address, seconds=time.monotonic() - save.started
-        )
-        if outcome == _COMMITTED and mark is not None and job.checkpoint.full_every is not None:
+            return self._failed(save.step, error)
+        reply = self._coordinator.commit(save.step, draft.address, time.monotonic() - save.started)
+        if not isinstance(reply, Committed):
+            return self._not_committed(save.step, reply)
+        self.saved = {"keys": keys, "checkpoint": reply.path, "checkpoint_seconds": time.monotonic() - save.started}
+        self._link.send(CheckpointSaved(step=save.step, **self.saved))
+        if mark is not None and job.checkpoint.full_every is not None:
             checksums = {name: table.checksum for name, table in tables.items()}
             self._base = manifest.Base(
                 f"step-{save.step}", manifest.identity(body), checksums, mark, manifest.num_links(body), base
             )
-        return outcome
+        return _COMMITTED
 
     def _base_of(self, step: int, mark: str | None) -> manifest.Base | None:
         """What the checkpoint of this step leads on from; None: it is a full one."""
@@ -314,18 +318,14 @@ class Checkpointer:
             return None
         return base
 
-    def _commit(self, step: int, started: float, keys: dict[str, int], **fields: Any) -> int:
-        reply = self._coordinator.commit(step, **fields)
-        if reply["committed"]:
-            self.saved = {
-                "keys": keys,
-                "checkpoint": reply["path"],
-                "checkpoint_seconds": time.monotonic() - started,
-            }
-            self._link.event("checkpoint", step=step, **self.saved)
-            return _COMMITTED
-        self._link.event("log", level="error", message=f"checkpoint of step {step} failed: {reply['error']}")
-        return _STOP if reply.get("stop") else 0
+    def _failed(self, step: int, error: Exception) -> int:
+        """Trainer 0 could not save. A folder that servers cannot use will never do."""
+        kind: Literal["job", "runtime"] = "job" if isinstance(error, PathError) else "runtime"
+        return self._not_committed(step, self._coordinator.save_failed(step, f"{type(error).__name__}: {error}", kind))
+
+    def _not_committed(self, step: int, reply: NotCommitted) -> int:
+        self._link.send(Remark(level="error", message=f"checkpoint of step {step} failed: {reply.error}"))
+        return _STOP if reply.stop else 0
 
     def advance_unseen_days(self, tables: Sequence[str], step: int) -> None:
         """Only a save has the servers count a day; this one is thrown away. For trainer 0.

@@ -11,14 +11,15 @@ from paddlewheel.data_pipeline.loader import Loader
 from paddlewheel.pserver.client import Client
 from paddlewheel.trainer.checkpoint.folder_store import open_address
 from paddlewheel.trainer.checkpoint.store import Checkpoints
+from paddlewheel.trainer.coordinator.specs import TrainerSpec
 from paddlewheel.trainer.dense.program import DenseProgram
 from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.loop.early_stopping import EarlyStopping, due, due_after_epoch
 from paddlewheel.trainer.loop.evaluate import evaluate
 from paddlewheel.trainer.loop.train import Progress, Signals
+from paddlewheel.trainer.protocol.messages import Evaluation, PhaseChanged
 from paddlewheel.trainer.worker.agent_channel import AgentChannel
 from paddlewheel.trainer.worker.checkpointer import Checkpointer
-from paddlewheel.trainer.worker.spec import Spec
 
 _SECONDS_BETWEEN_PROGRESS = 0.5
 
@@ -35,7 +36,7 @@ class Evaluator:
 
     def __init__(
         self,
-        spec: Spec,
+        spec: TrainerSpec,
         data: Dataset | None,
         program: DenseProgram,
         client: Client,
@@ -93,10 +94,17 @@ class Evaluator:
         if not self.evaluations or self.evaluations[-1]["step"] != progress.step:
             report = self.evaluate(self._data)
             verdict = self._best.observe(progress.step, report)
-            at = {"step": progress.step, "epoch": progress.epoch, "trained_rows": progress.rows}
-            self.evaluations.append({**at, "loss": progress.last_loss, "best": verdict.best, **report})
-            self._link.event("evaluation", **self.evaluations[-1])
-            self._link.event("phase", phase="training")
+            told = Evaluation(
+                step=progress.step,
+                epoch=progress.epoch,
+                trained_rows=progress.rows,
+                loss=progress.last_loss,
+                best=verdict.best,
+                report=report,
+            )
+            self.evaluations.append({**told.model_dump(exclude={"event", "report"}), **report})
+            self._link.send(told)
+            self._link.send(PhaseChanged(phase="training"))
         if self._best.step == progress.step and self._config.save_best:
             if not self._saver.has(progress.step):
                 save()
@@ -126,7 +134,7 @@ class Evaluator:
             BrokenOffError: the job is to stop; on all trainers.
         """
         job = self._spec.job
-        self._link.event("phase", phase="evaluating")
+        self._link.send(PhaseChanged(phase="evaluating"))
         slices = assign(plan_epoch(data, job.seed, 0), self._spec.num_trainers, self._spec.rank)
         started = reported = time.monotonic()
         scored = 0
@@ -136,7 +144,7 @@ class Evaluator:
             scored += rows
             if time.monotonic() - reported > _SECONDS_BETWEEN_PROGRESS:
                 reported = time.monotonic()
-                self._link.event("phase", phase="evaluating", rows=scored)
+                self._link.send(PhaseChanged(phase="evaluating", rows=scored))
 
         with Loader(data, job.data, slices, seed=job.seed, epoch=0, training=False) as loader:
             report = evaluate(

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paddlewheel.pserver import delta_chain
+from paddlewheel.pserver.messages import Remark
 from paddlewheel.pserver.saved_tables import open_table
 from paddlewheel.trainer.checkpoint.folder_store import open_address
+from paddlewheel.trainer.coordinator.specs import TrainerSpec
+from paddlewheel.trainer.protocol.messages import PhaseChanged, Published
 from paddlewheel.trainer.worker.agent_channel import AgentChannel
-from paddlewheel.trainer.worker.spec import Spec
 
 
-def publish_day(spec: Spec, link: AgentChannel, epoch: int, address: str, num_boundaries: Mapping[str, int]) -> None:
+def publish_day(
+    spec: TrainerSpec, link: AgentChannel, epoch: int, address: str, num_boundaries: Mapping[str, int]
+) -> None:
     """Adds a link to each table's chain, if the job is by days and publishes. Only trainer 0 does.
 
     A failure is told, and no reason to end training.
@@ -28,7 +32,7 @@ def publish_day(spec: Spec, link: AgentChannel, epoch: int, address: str, num_bo
     publisher = job.train.days.publish if job.train.days is not None else None
     if publisher is None or spec.days is None or spec.rank != 0:
         return
-    link.event("phase", phase="saving")
+    link.send(PhaseChanged(phase="saving"))
     folder = Path(publisher.directory or Path(job.run_dir, "published"))
     try:
         kept, address = open_address(address)
@@ -43,8 +47,8 @@ def publish_day(spec: Spec, link: AgentChannel, epoch: int, address: str, num_bo
                     dtype=publisher.dtype,
                 )
                 if added is not None:
-                    link.event("published", table=name, **added.model_dump(exclude={"format"}))
+                    link.send(Published(table=name, link=added.model_dump(mode="json", exclude={"format"})))
     except (OSError, ValueError, RuntimeError) as error:
         text = f"day {spec.days[epoch]} was not published, the next link will be a base: {error}"
-        link.event("log", level="error", message=text)
-    link.event("phase", phase="training")
+        link.send(Remark(level="error", message=text))
+    link.send(PhaseChanged(phase="training"))

@@ -15,6 +15,14 @@ from paddlewheel.pserver.config import Tables
 from paddlewheel.pserver.saved_tables import SavedTable, count_embeddings, row_bytes
 from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.loop.new_keys import NewKeyCounter
+from paddlewheel.trainer.protocol.messages import (
+    Boundary,
+    BoundaryTable,
+    DayTable,
+    DayTrained,
+    TableFigures,
+    Validation,
+)
 from paddlewheel.trainer.worker.agent_channel import AgentChannel
 from paddlewheel.trainer.worker.day_boundaries import Boundaries
 
@@ -75,13 +83,13 @@ class TableLifecycle:
             self._client.end_day(tables)
             self._keys = self._client.num_keys()
             told = {
-                name: {"before": sum(before[name]), "evicted": sum(before[name]) - sum(self._keys[name])}
+                name: BoundaryTable(before=sum(before[name]), evicted=sum(before[name]) - sum(self._keys[name]))
                 for name in tables
             }
             for name, found in told.items():
-                self._evicted[name] += found["evicted"]
-            day = {"day": self._days[position - 1]} if self._days is not None else {}
-            self._link.event("boundary", **day, rows=rows, tables=told, redone=redone)
+                self._evicted[name] += found.evicted
+            day = self._days[position - 1] if self._days is not None else None
+            self._link.send(Boundary(day=day, rows=rows, tables=told, redone=redone))
         self.boundaries.carried_out(tables, position)
         self._sync.long_barrier()
 
@@ -99,7 +107,7 @@ class TableLifecycle:
         """The day's rows were scored before any of them was trained."""
         names = ("rows", "auc", "logloss", "calibration", "normalised_entropy", "labels")
         self._day.validation = {name: report[name] for name in names if name in report}
-        self._link.event("validation", day=self._name(self._day.epoch), **self._day.validation)
+        self._link.send(Validation(day=self._name(self._day.epoch), report=self._day.validation))
 
     def end_day(self, seconds: float) -> None:
         """All rows of the day are trained; the checkpoint of its end comes next."""
@@ -110,21 +118,19 @@ class TableLifecycle:
         day = self._day
         if self._sync.rank != 0 or day.epoch != epoch:
             return
-        self._link.event(
-            "day",
-            day=self._name(day.epoch),
-            number=day.epoch + 1,
-            rows=day.rows,
-            seconds=day.seconds,
-            validation=day.validation,
-            tables={
-                name: {
-                    "keys": count,
-                    "new": count - day.keys_at_start.get(name, 0),
-                    "admitted": self._admitted.get(name),
-                }
-                for name, count in self._saved_keys.items()
-            },
+        tables = {
+            name: DayTable(keys=count, new=count - day.keys_at_start.get(name, 0), admitted=self._admitted.get(name))
+            for name, count in self._saved_keys.items()
+        }
+        self._link.send(
+            DayTrained(
+                day=self._name(day.epoch),
+                number=day.epoch + 1,
+                rows=day.rows,
+                seconds=day.seconds,
+                validation=day.validation,
+                tables=tables,
+            )
         )
 
     # -- checkpoints
@@ -155,12 +161,8 @@ class TableLifecycle:
 
     # -- how large the tables are
 
-    def figures(self) -> dict[str, Any]:
-        """For a progress event: tables as they were last counted, growth as of now.
-
-        By table: `keys` of each server, `bytes` of their rows, `new` as `NewKeyCounter` counts them, `evicted` since
-        the start, `admitted` (keys with an embedding) and `shard_skew` (largest shard against the mean) as last saved.
-        """
+    def figures(self) -> tuple[dict[str, TableFigures], dict[str, int]]:
+        """For a progress event: tables as they were last counted, and new keys by feature as of now."""
         now = time.monotonic()
         if self._sync.rank == 0 and now >= self._next_count_at:
             self._keys = self._client.num_keys()
@@ -168,17 +170,17 @@ class TableLifecycle:
             self._next_count_at = now + max(_SECONDS_BETWEEN_COUNTS, took / _SHARE_OF_COUNTS)
         new_keys, of_features = self._growth.counts()
         tables = {
-            name: {
-                "keys": list(self._keys.get(name, ())),
-                "bytes": sum(self._keys.get(name, ())) * row_bytes(table),
-                "new": new_keys[name],
-                "admitted": self._admitted.get(name),
-                "evicted": self._evicted[name],
-                "shard_skew": self._skew.get(name),
-            }
+            name: TableFigures(
+                keys=tuple(self._keys.get(name, ())),
+                bytes=sum(self._keys.get(name, ())) * row_bytes(table),
+                new=new_keys[name],
+                admitted=self._admitted.get(name),
+                evicted=self._evicted[name],
+                shard_skew=self._skew.get(name),
+            )
             for name, table in self._tables.items()
         }
-        return {"tables": tables, "new_keys_of_features": dict(of_features.most_common(_FEATURES_TOLD))}
+        return tables, dict(of_features.most_common(_FEATURES_TOLD))
 
     def _name(self, epoch: int) -> str:
         assert self._days is not None

@@ -23,12 +23,14 @@ from paddlewheel.data_pipeline.errors import DataError
 from paddlewheel.data_pipeline.loader import Loader
 from paddlewheel.data_pipeline.signature import InputSignature
 from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.messages import Remark
 from paddlewheel.pserver.saved_tables import open_table
 from paddlewheel.trainer.checkpoint import manifest
 from paddlewheel.trainer.checkpoint.folder_store import open_address
 from paddlewheel.trainer.checkpoint.host_transfer import tables_of
 from paddlewheel.trainer.checkpoint.object_store import RemoteCheckpoint
 from paddlewheel.trainer.checkpoint.trained_model import inputs_of, trained_with
+from paddlewheel.trainer.coordinator.specs import TrainerSpec
 from paddlewheel.trainer.dense.backend import dense_program
 from paddlewheel.trainer.dense.inputs import layouts
 from paddlewheel.trainer.distributed.process_group import ProcessGroup
@@ -41,6 +43,8 @@ from paddlewheel.trainer.loop.negative_sampling import sample_negatives
 from paddlewheel.trainer.loop.new_keys import NewKeyCounter
 from paddlewheel.trainer.loop.span_log import TrainedSpans
 from paddlewheel.trainer.loop.train import Progress, Signals, TrainLoop
+from paddlewheel.trainer.protocol import messages as protocol
+from paddlewheel.trainer.protocol.messages import PhaseChanged
 from paddlewheel.trainer.worker.agent_channel import AgentChannel
 from paddlewheel.trainer.worker.checkpointer import Checkpointer
 from paddlewheel.trainer.worker.coordinator_client import CoordinatorClient
@@ -48,7 +52,6 @@ from paddlewheel.trainer.worker.epoch_data import Epochs
 from paddlewheel.trainer.worker.evaluator import Evaluator
 from paddlewheel.trainer.worker.first_biases import first_biases
 from paddlewheel.trainer.worker.publish import publish_day
-from paddlewheel.trainer.worker.spec import Spec
 from paddlewheel.trainer.worker.table_lifecycle import TableLifecycle
 
 _SECONDS_BETWEEN_PROGRESS = 0.5
@@ -63,7 +66,7 @@ class Trainer:
         ValueError (ConfigError, DataError, CheckpointError): the job, its data or its checkpoint cannot be used.
     """
 
-    def __init__(self, spec: Spec, link: AgentChannel, signals: Signals, resources: ExitStack) -> None:
+    def __init__(self, spec: TrainerSpec, link: AgentChannel, signals: Signals, resources: ExitStack) -> None:
         self._spec, self._link, self._signals = spec, link, signals
         self._traffic, self._growth, self._log = Traffic(), NewKeyCounter(), TrainedSpans()
         self._coordinator = CoordinatorClient(link)
@@ -71,7 +74,7 @@ class Trainer:
         self._own_left_out: Counter[str] = Counter()  # of this trainer's batches, since the start
         self._left_out_before: Counter[str] = Counter()  # of all trainers, before the restored checkpoint
         self._loader: Loader | None = None
-        link.event("phase", phase="loading")
+        link.send(PhaseChanged(phase="loading"))
         job = spec.job
         used = {name: job.tables[name] for name in job.data.tables}
         self._eval_data = Dataset.open(job.data.eval, job.data) if job.data.eval else None
@@ -95,7 +98,7 @@ class Trainer:
             layouts(job.data, used),
             spec.rank,
             predicts=spec.mode != "train",
-            warn=lambda message: link.event("log", level="warning", message=message),
+            warn=lambda message: link.send(Remark(level="warning", message=message)),
         )
         self._loop = TrainLoop(
             self._program,
@@ -136,9 +139,15 @@ class Trainer:
         self._rows_before, self._taken_before = self._loop.progress.rows, self._loop.progress.taken
 
     @property
-    def first_step(self) -> int:
-        """Steps that the restored checkpoint had taken."""
-        return self._loop.progress.step
+    def ready(self) -> protocol.Ready:
+        """For the coordinator and the metrics: what was restored."""
+        progress = self._loop.progress
+        return protocol.Ready(
+            step=progress.step,
+            bad_steps=progress.bad_steps,
+            bad_rows=progress.bad_rows,
+            load_seconds=self.load_seconds,
+        )
 
     def run(self) -> dict[str, Any] | None:
         """Train and evaluate, or evaluate alone: the fields of the `result` event; None after an agreed stop."""
@@ -292,7 +301,7 @@ class Trainer:
         left = range(progress.epoch, progress.epoch if is_over else self._epochs.num_epochs)
         for epoch in left:
             progress.epoch = epoch
-            self._link.event("phase", phase="training")
+            self._link.send(PhaseChanged(phase="training"))
             began = time.monotonic()
             finished = self._train_epoch(epoch)
             passes.append({"rows": progress.epoch_rows, "started": began, "ended": time.monotonic()})
@@ -411,7 +420,7 @@ class Trainer:
         has_learnt = self._loop.progress.step > 0 or self._spec.job.warm_start is not None
         if is_new and has_learnt and days is not None and days.progressive_validation:
             self._life.on_validated(self._judge.evaluate(data))
-            self._link.event("phase", phase="training")
+            self._link.send(PhaseChanged(phase="training"))
 
     def _end_day(self, epoch: int, seconds: float) -> None:
         """The checkpoint of a day's end and, if another day follows, the boundary between the two."""
@@ -493,11 +502,12 @@ class Trainer:
         seconds = time.monotonic() - self._started
         rate = (progress.rows - self._rows_before) / seconds if seconds > 0 else 0.0
         counters = self._counters()
-        self._link.event(
-            "progress",
+        tables, new_keys = self._life.figures()
+        waits = {"servers_pull": traffic.pulls, "servers_push": traffic.pushes, "lease": self._coordinator.lease_waits}
+        told = protocol.Progress(
             epoch=progress.epoch,
             epochs=self._epochs.num_epochs,
-            **({"day": self._spec.days[progress.epoch]} if self._spec.days is not None else {}),
+            day=self._spec.days[progress.epoch] if self._spec.days is not None else None,
             step=progress.step,
             rows=progress.rows,
             total_rows=self._epochs.num_rows,
@@ -507,7 +517,6 @@ class Trainer:
             seconds_left=self._seconds_left(seconds),
             bad_steps=progress.bad_steps,
             phase_seconds=self._loop.phases.seconds,
-            # for the metrics
             own_rows=progress.own_rows,
             bad_rows=progress.bad_rows,
             skipped_rows=counters["skipped_rows"],
@@ -517,14 +526,13 @@ class Trainer:
             pushed_bytes=traffic.pushed_bytes,
             staleness_steps=traffic.staleness_steps,
             ready_batches=traffic.ready_batches,
-            **self._life.figures(),
+            tables=tables,
+            new_keys_of_features=new_keys,
             durations={
-                **{phase: histogram.to_json() for phase, histogram in self._loop.phases.durations.items()},
-                "servers_pull": traffic.pulls.to_json(),
-                "servers_push": traffic.pushes.to_json(),
-                "lease": self._coordinator.lease_waits.to_json(),
+                name: histogram.message() for name, histogram in {**self._loop.phases.durations, **waits}.items()
             },
         )
+        self._link.send(told)
 
     def _seconds_left(self, seconds: float) -> float | None:
         """At the pace of the seconds since the start. Rows that are left out are gone through, too."""

@@ -26,6 +26,13 @@ from typing import Any
 
 ROWS = 100
 """Of a slice."""
+UNTOLD: dict[str, Any] = {
+    **dict.fromkeys(("day", "seconds_left")),
+    **dict.fromkeys(("epochs", "bad_steps", "bad_rows", "own_rows", "skipped_rows", "truncated_ids"), 0),
+    **dict.fromkeys(("pulled_keys", "pulled_bytes", "pushed_bytes", "staleness_steps", "ready_batches"), 0),
+    **{name: {} for name in ("phase_seconds", "tables", "new_keys_of_features", "durations")},
+}
+"""Of a progress event: what these trainers do not count."""
 
 
 def main() -> None:
@@ -120,28 +127,29 @@ class Trainer:
         self.seen: list[list[int]] = []  # the model: epoch, slice, first row, rows
         self.spans: list[list[int]] = []
         self.meetings = itertools.count()
-        self.place = Path(spec["run_dir"], f"meet-{spec['attempt']}")
+        self.place = Path(spec["job"]["run_dir"], f"meet-{spec['attempt']}")
         self.place.mkdir(exist_ok=True)
 
     def read(self) -> None:
         for line in sys.stdin:
             said = json.loads(line)
-            if "reply" in said:
+            if said["command"] == "reply":
                 self.replies.put(said)
                 continue
-            self.checkpoint |= said.get("command") == "checkpoint" or bool(said.get("checkpoint"))
-            self.stop |= said.get("command") == "stop"
+            self.checkpoint |= said["command"] == "checkpoint" or said["checkpoint"]
+            self.stop |= said["command"] == "stop"
         os._exit(75)
 
     def ask(self, what: str, **fields: object) -> dict[str, Any]:
         number = next(self.numbers)
-        self.worker.emit("request", id=number, what=what, **fields)
+        self.worker.emit("request", id=number, ask={"what": what, **fields})
         reply = self.replies.get()
-        assert reply["reply"] == number, reply
-        if "error" in reply and "committed" not in reply:
-            self.worker.emit("error", kind=reply["kind"], message=reply["error"], traceback="")
-            os._exit(64 if reply["kind"] == "data" else 75)
-        return reply
+        assert reply["id"] == number, reply
+        answer = reply["answer"]
+        if answer["what"] == "refusal":
+            self.worker.emit("error", kind=answer["kind"], message=answer["error"], traceback="")
+            os._exit(64 if answer["kind"] == "data" else 75)
+        return answer
 
     def agree(self, *wishes: int) -> list[int]:
         """The sums of all trainers' wishes: an AllReduce that takes its time."""
@@ -163,7 +171,7 @@ class Trainer:
         threading.Thread(target=self.read, daemon=True).start()
         self.worker.misbehave(at="start")
         self.restore()
-        self.worker.emit("ready")
+        self.worker.emit("ready", step=self.step, bad_steps=0, bad_rows=0, load_seconds=0.0)
         for epoch in range(self.epoch, self.epochs if self.spec["mode"] == "train" else 0):
             self.epoch = epoch
             self.worker.emit("phase", phase="training")
@@ -172,9 +180,8 @@ class Trainer:
         if self.spec["mode"] == "train":
             self.save()
         self.worker.misbehave(at_step="end")
-        self.worker.emit(
-            "result", mode=self.spec["mode"], rows=self.rows, seconds=1.0, rows_per_second=1.0, loss=0.5, keys={}
-        )
+        figures = {"mode": self.spec["mode"], "rows": self.rows, "seconds": 1.0, "rows_per_second": 1.0}
+        self.worker.emit("result", figures={**figures, "loss": 0.5, "keys": {}})
         os._exit(0)
 
     def restore(self) -> None:
@@ -196,10 +203,11 @@ class Trainer:
 
     def train(self) -> bool:
         """One epoch; False after an agreed stop."""
-        plan = [[index, ROWS] for index in range(self.steps)]
-        reply = self.ask("epoch", epoch=self.epoch, fingerprint=str(self.steps), order="o", seed=1, slices=plan)
+        slices, sizes = list(range(self.steps)), [[0, self.steps, ROWS]]
+        data = {"fingerprint": str(self.steps), "order": "o", "seed": 1}
+        reply = self.ask("epoch", epoch=self.epoch, **data, slices=slices, sizes=sizes)
         done = dict(reply["done"])
-        slices: list[int] = []
+        slices = []
         while True:
             self.worker.misbehave(at_step=self.step + 1)
             if not slices:
@@ -226,6 +234,7 @@ class Trainer:
                 loss=1 / self.step,
                 auc=0.5,
                 rows_per_second=1000.0,
+                **UNTOLD,
             )
             if rows == 0:
                 return True
@@ -250,7 +259,7 @@ class Trainer:
 
         from paddlewheel.trainer.checkpoint import manifest as checkpoint
 
-        directory = self.spec["job"]["checkpoint"]["directory"] or str(Path(self.spec["run_dir"], "checkpoints"))
+        directory = self.spec["job"]["checkpoint"]["directory"] or str(Path(self.spec["job"]["run_dir"], "checkpoints"))
         try:
             draft = checkpoint.Draft(Path(directory), name, self.step)
             self.seen += cursor["spans"]
@@ -261,10 +270,10 @@ class Trainer:
             draft.finish(dense={"w": np.ones(4, np.float32)}, cursor=cursor, facts={"job": "fake", "tables": {}})
         except OSError as error:
             kind = "job" if self.plan.get("do") == "refuse" else "runtime"
-            answer = self.ask("commit", step=self.step, error=str(error), kind=kind)
+            answer = self.ask("save_failed", step=self.step, error=str(error), kind=kind)
         else:
             answer = self.ask("commit", step=self.step, draft=str(draft.path), seconds=0.1)
-        if not answer["committed"]:
+        if answer["what"] == "not_committed":
             self.seen = self.seen[: len(self.seen) - len(cursor["spans"])]
             if answer["stop"]:
                 time.sleep(3600)  # the coordinator ends this process

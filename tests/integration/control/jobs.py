@@ -72,7 +72,8 @@ class Job:
 
     def records(self, what: str) -> list[dict[str, Any]]:
         """Of the journal."""
-        return [record for record in read_journal(self.run_dir / "journal.jsonl") if record["what"] == what]
+        records = read_journal(self.run_dir / "journal.jsonl")
+        return [record.model_dump() for record in records if record.what == what]
 
     def has(self, what: str, number: int = 1) -> Callable[[], bool]:
         """A condition: so many records of the journal."""

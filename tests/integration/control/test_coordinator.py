@@ -18,8 +18,8 @@ import pytest
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
 from paddlewheel.trainer.coordinator import journal
-from paddlewheel.trainer.coordinator.plan import JobPlan
 from paddlewheel.trainer.coordinator.security import CHANNEL_OPTIONS
+from tests.support.plans import plan
 
 VERSION = importlib.metadata.version("paddlewheel")
 
@@ -41,9 +41,9 @@ class Coordinator:
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
     control = {"heartbeat_seconds": 0.1, "heartbeat_timeout_seconds": 2.0}
-    plan = JobPlan(name="j", num_servers=1, num_trainers=1, run_dir=str(tmp_path), job={}, tables={}, control=control)
+    job = plan(run_dir=tmp_path, control=control)
     read_end, write_end = os.pipe()
-    (tmp_path / "plan.json").write_text(plan.model_dump_json())
+    (tmp_path / "plan.json").write_text(job.model_dump_json())
     command = [sys.executable, "-m", "paddlewheel.trainer.coordinator", "--plan", str(tmp_path / "plan.json")]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen([*command, "--announce", str(write_end)], stdout=log, pass_fds=[write_end])
@@ -103,7 +103,7 @@ def test_an_agent_of_another_version_gets_no_member_and_is_told_why(coordinator:
 def test_an_agent_that_says_what_cannot_be_is_dropped_and_the_others_go_on(coordinator: Coordinator) -> None:
     join = pb.AgentMessage(join=pb.Join(role=pb.ROLE_TRAINER, host="127.0.0.1", pid=1, version=VERSION))
     for wrong in (
-        pb.AgentMessage(worker_event=pb.WorkerEvent(attempt=0, json="{")),
+        pb.AgentMessage(worker_event=pb.WorkerEvent(attempt=0)),
         pb.AgentMessage(leaving=pb.Leaving(signal=77)),
         pb.AgentMessage(heartbeat=pb.Heartbeat(seconds_to_limit=math.nan)),
     ):
@@ -122,4 +122,4 @@ def test_a_journal_that_is_removed_is_told(coordinator: Coordinator) -> None:
     coordinator.process.terminate()
     coordinator.process.wait(timeout=30)
     records = journal.read(coordinator.run_dir / "journal.jsonl").records
-    assert records[-1]["what"] == "over"
+    assert records[-1].what == "over"

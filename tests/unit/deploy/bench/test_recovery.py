@@ -11,6 +11,7 @@ from paddlewheel.deploy.bench import recovery
 from paddlewheel.deploy.cli import run
 from paddlewheel.trainer.coordinator.service import Journal
 from paddlewheel.trainer.job.config import JobConfig
+from tests.support.plans import record
 
 COST = recovery.Cost(
     num_keys=1_000_000,
@@ -65,16 +66,16 @@ def test_report_proves_or_refutes(
 ) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
     cursor = {"draft": "a", "parent": None, "step": 1, "spans": [[0, 0, 0, rows]], "rows": rows, "skipped": []}
-    for record in (
+    for found in (
         {"what": "run", "resume": "auto"},
         {"what": "attempt", "attempt": 1, "parent": None, "rows": 0, "restore": None},
         {"what": "running", "attempt": 1},
-        {"what": "epoch", "attempt": 1, "epoch": 0, "slices": [[0, 10]]},
+        {"what": "epoch", "attempt": 1, "epoch": 0, "slices": ((0, 1, 10),)},
         {"what": "committing", "attempt": 1, "cursor": {**cursor, "position": {"epoch": 1, "done": []}}},
         {"what": "committed", "attempt": 1, "step": 1, "draft": "a", "path": "/c/step-1"},
         {"what": "over", "exit_code": 0, "cause": "", "failed_role": "", "rows": rows, "draft": "a"},
     ):
-        journal.write(record)
+        journal.write(record(**found))
     journal.close()
     assert run(["report", str(tmp_path)]) == code
     assert words in capsys.readouterr().out

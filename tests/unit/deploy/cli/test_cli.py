@@ -11,6 +11,7 @@ import pytest
 
 import paddlewheel.deploy.cli
 from paddlewheel.deploy.cli import run
+from tests.support.plans import record
 
 HEAVY = ("paddle", "pyarrow", "grpc", "pandas", "pydantic", "numpy")
 HELP = [
@@ -158,7 +159,7 @@ def test_a_closed_pipe_does_not_make_a_refutation_a_proof(tmp_path: Path) -> Non
     from paddlewheel.trainer.coordinator.journal import Journal
 
     journal = Journal(tmp_path / "journal.jsonl")
-    journal.write({"what": "run", "resume": "auto"})
+    journal.write(record("run"))
     journal.close()
     assert _bash(f"paddlewheel report {tmp_path} | true").returncode == 64
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-
 from paddlewheel.deploy.cli.status import _lines
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.coordinator import wire
+from paddlewheel.trainer.protocol.messages import TableFigures
+from tests.support.plans import progress
 
 
 def test_tables_growth_and_the_time_that_memory_lasts_are_told() -> None:
-    table = {"keys": [600, 200], "bytes": 3 << 20, "new": 50, "admitted": 300, "evicted": 7, "shard_skew": 1.5}
-    said = {
-        "rows": 10,
-        "total_rows": 40,
-        "tables": {"item": table, "user": {**table, "keys": []}},
-        "new_keys_of_features": {"a": 5, "b": 45, "c": 0},
-    }
+    table = TableFigures(keys=(600, 200), bytes=3 << 20, new=50, admitted=300, evicted=7, shard_skew=1.5)
+    told = pb.Progress()
+    tables = {"item": table, "user": table.model_copy(update={"keys": ()})}
+    features = {"a": 5, "b": 45, "c": 0}
+    wire.fill(told, progress(rows=10, total_rows=40, tables=tables, new_keys_of_features=features))
     members = [
         pb.MemberStatus(
             role=pb.ROLE_PSERVER,
@@ -29,7 +28,7 @@ def test_tables_growth_and_the_time_that_memory_lasts_are_told() -> None:
         ),
         pb.MemberStatus(role=pb.ROLE_PSERVER, rank=1, state="ready", worker_memory_bytes=1 << 20),
     ]
-    lines = list(_lines(pb.JobStatus(name="j", mode="train", progress_json=json.dumps(said), members=members)))
+    lines = list(_lines(pb.JobStatus(name="j", mode="train", progress=told, members=members)))
     assert lines[2:] == [
         (
             "table item: 800 keys, 3 MiB of rows, 300 admitted, 50 new, 7 evicted, fullest server 1.50 times the mean, "

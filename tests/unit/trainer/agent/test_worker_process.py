@@ -18,22 +18,22 @@ import pytest
 from paddlewheel.trainer.agent import worker_process
 from paddlewheel.trainer.agent.worker_process import WorkerProcess
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.coordinator import wire
 from paddlewheel.trainer.distributed.subprocesses import kill_leftovers
+from paddlewheel.trainer.protocol.messages import WorkerEvent
 
 pytestmark = pytest.mark.processes
 
 
-def run(
-    program: str, observe: Callable[[dict[str, Any]], None] = lambda _: None
-) -> tuple[int, list[dict], WorkerProcess]:
+def run(program: str, observe: Callable[[WorkerEvent], None] = lambda _: None) -> tuple[int, list[Any], WorkerProcess]:
     """A worker with this program to its end: exit code, events, and the worker."""
 
-    async def hold() -> tuple[int, list[dict], WorkerProcess]:
+    async def hold() -> tuple[int, list[Any], WorkerProcess]:
         outbox: asyncio.Queue[pb.AgentMessage] = asyncio.Queue()
         command = [sys.executable, "-c", f"import os, sys\nevents = os.fdopen(3, 'w')\n{program}"]
         worker = await WorkerProcess.start(command, 1, outbox, observe, {})
         code = await worker.wait()
-        events = [json.loads(outbox.get_nowait().worker_event.json) for _ in range(outbox.qsize())]
+        events = [wire.read_union(outbox.get_nowait().worker_event, "event") for _ in range(outbox.qsize())]
         return code, events, worker
 
     return asyncio.run(hold())
@@ -45,11 +45,12 @@ def test_events_that_are_still_in_the_pipe_when_it_ends_are_read(monkeypatch: py
     number = 2_000  # in pipe and buffers at the exit; at a millisecond each
 
     _, events, _ = run(
-        f'for i in range({number}): print(\'{{"event": "log", "n": %d}}\' % i, file=events)\n'
+        f"for i in range({number}): "
+        'print(\'{"event": "log", "level": "info", "message": "%d"}\' % i, file=events)\n'
         "events.flush()\nos._exit(0)",
         lambda _: time.sleep(0.001),
     )
-    assert [event["n"] for event in events] == list(range(number))
+    assert [int(event.message) for event in events] == list(range(number))
 
 
 def test_an_event_too_long_for_a_message_is_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,9 +60,9 @@ def test_an_event_too_long_for_a_message_is_told_with_a_remedy(monkeypatch: pyte
         "import time; time.sleep(60)"
     )
     assert code == -signal.SIGKILL
-    assert [event["event"] for event in events] == ["error"]
-    assert events[0]["kind"] == "job"
-    assert "larger row groups" in events[0]["message"]
+    assert [event.event for event in events] == ["error"]
+    assert events[0].kind == "job"
+    assert "larger row groups" in events[0].message
 
 
 def test_output_without_line_ends_is_kept_in_part(capfd: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +74,31 @@ def test_output_without_line_ends_is_kept_in_part(capfd: pytest.CaptureFixture[s
 
 def test_nesting_that_no_parser_takes_is_a_remark() -> None:
     _, events, _ = run("print('[' * 100_000, file=events); events.flush()")
-    assert events[0]["event"] == "log"
+    assert events[0].event == "log"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"event": "dance"}, "Input tag 'dance'"),
+        ({"event": "request", "id": 1, "ask": {"what": "lease"}}, "request.ask.lease.epoch: Field required"),
+        (
+            {"event": "request", "id": 1, "ask": {"what": "lease", "epoch": "0"}},
+            "epoch: Input should be a valid int",
+        ),
+        ({"event": "log", "level": "info", "message": "m", "n": 1}, "log.n: Extra inputs are not permitted"),
+        (
+            {"event": "ready", "step": 1 << 70, "bad_steps": 0, "bad_rows": 0, "load_seconds": 0.0},
+            "cannot be passed",
+        ),
+    ],
+)
+def test_an_event_that_is_none_is_an_error_that_names_the_field(line: dict[str, Any], words: str) -> None:
+    """Not a remark: a trainer whose request nobody understands would wait for ever."""
+    _, events, _ = run(f"print({json.dumps(json.dumps(line))}, file=events); events.flush()")
+    (event,) = events
+    assert (event.event, event.kind) == ("error", "runtime")
+    assert words in event.message
 
 
 def test_what_a_worker_has_started_ends_with_it(eventually: Callable[..., None]) -> None:
@@ -81,9 +106,10 @@ def test_what_a_worker_has_started_ends_with_it(eventually: Callable[..., None])
     _, events, _ = run(
         "import subprocess\n"
         "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])\n"
-        "print('{\"pid\": %d}' % p.pid, file=events); events.flush(); os._exit(0)"
+        'print(\'{"event": "log", "level": "info", "message": "%d"}\' % p.pid, file=events)\n'
+        "events.flush(); os._exit(0)"
     )
-    pid = events[0]["pid"]
+    pid = int(events[0].message)
     eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 

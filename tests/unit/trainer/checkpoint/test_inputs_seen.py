@@ -86,7 +86,7 @@ class Case:
             "position": {"epoch": 1, "done": []},
             "attempt": 1,
             "draft": ".step-9-x",
-            "job": resume.identity(job.model_dump(mode="json")),
+            "job": resume.identity(job),
         }
         draft.finish(dense={"w": np.ones(2, np.float32)}, cursor=cursor, facts=facts)
         return manifest.commit(draft.path, 9, 3)
@@ -211,10 +211,7 @@ def test_a_renamed_feature_of_the_same_key_space_is_compared_too(case):
 def test_declaring_what_the_keys_are_anyway_is_no_change_of_the_job(case, tmp_path):
     def plan(user: dict) -> JobPlan:
         job = case.job(user=user)
-        return JobPlan(
-            name="j", num_servers=1, num_trainers=1, run_dir=str(tmp_path / "run"), job=job.model_dump(mode="json"),
-            tables={},
-        )  # fmt: skip
+        return JobPlan(job=job)
 
     assert resume.find_start(plan({"type": "integer"})).path == str(case.checkpoint)
     with pytest.raises(ResumeError, match=r"data\.sparse"):

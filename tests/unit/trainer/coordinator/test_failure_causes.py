@@ -7,21 +7,36 @@ from typing import Any
 
 import pytest
 
+from paddlewheel.pserver.messages import ErrorKind, SignalReceived, WorkerError
 from paddlewheel.trainer.coordinator import messages
 from paddlewheel.trainer.coordinator.messages import Role, WorkerEvent, WorkerExited
-from paddlewheel.trainer.coordinator.plan import JobPlan
 from paddlewheel.trainer.coordinator.state_machine import JobStateMachine, Phase
-from paddlewheel.trainer.job.control import ControlConfig
+from paddlewheel.trainer.protocol.messages import (
+    CommitRequest,
+    CursorReply,
+    CursorRequest,
+    HostDone,
+    HostFailed,
+    HostsReply,
+    HostsRequest,
+    LeaseRequest,
+    PhaseChanged,
+    PrepareHost,
+    Refusal,
+    Reply,
+    Request,
+    SaveCheckpoint,
+    StopTraining,
+    TrainerRequest,
+)
+from tests.support.plans import epoch_request, plan
 
 SERVER, TRAINER = 1, 2
 
 
 def running(**job: Any) -> JobStateMachine:
     """A job of one server (session 1) and one trainer (session 2) that trains."""
-    plan = JobPlan(
-        name="j", num_servers=1, num_trainers=1, run_dir="/r", job=job, tables={}, control=ControlConfig(max_restarts=0)
-    )
-    control = JobStateMachine(plan, 0.0)
+    control = JobStateMachine(plan(control={"max_restarts": 0}, **job), 0.0)
     for session, role in ((SERVER, Role.PSERVER), (TRAINER, Role.TRAINER)):
         control.handle(messages.Joined(session, role, 0, "h", 1), 0.0)
         control.handle(messages.Available(session, 7000 + session), 0.0)
@@ -32,12 +47,16 @@ def running(**job: Any) -> JobStateMachine:
     return control
 
 
-SIGNAL = WorkerEvent(SERVER, 1, {"event": "signal", "signal": "SIGTERM", "asked": False})
-OWN_SIGNAL = WorkerEvent(SERVER, 1, {"event": "signal", "signal": "SIGTERM", "asked": True})
+SIGNAL = WorkerEvent(SERVER, 1, SignalReceived(signal="SIGTERM"))
+OWN_SIGNAL = WorkerEvent(SERVER, 1, SignalReceived(signal="SIGTERM", asked=True))
 
 
-def error(kind: str) -> WorkerEvent:
-    return WorkerEvent(TRAINER, 1, {"event": "error", "kind": kind, "message": "m"})
+def error(kind: ErrorKind) -> WorkerEvent:
+    return WorkerEvent(TRAINER, 1, WorkerError(kind=kind, message="m"))
+
+
+def request(number: int, ask: TrainerRequest) -> WorkerEvent:
+    return WorkerEvent(TRAINER, 1, Request(id=number, ask=ask))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +91,7 @@ def test_the_culprit_is_named_and_not_the_witness(events: list[messages.Event], 
 
 
 def told(actions: list[messages.Action]) -> list[Any]:
-    return [action.line for action in actions if isinstance(action, messages.SendToWorker)]
+    return [action.command for action in actions if isinstance(action, messages.SendToWorker)]
 
 
 def test_a_checkpoint_is_asked_for_by_the_clock() -> None:
@@ -82,29 +101,29 @@ def test_a_checkpoint_is_asked_for_by_the_clock() -> None:
     assert told(control.handle(messages.Tick(), 29.0)) == []
     for session in (SERVER, TRAINER):
         control.handle(messages.Heartbeat(session), 30.5)
-    assert told(control.handle(messages.Tick(), 30.5)) == [{"command": "checkpoint"}]
+    assert told(control.handle(messages.Tick(), 30.5)) == [SaveCheckpoint()]
     assert told(control.handle(messages.Tick(), 30.6)) == []  # once
     assert control.checkpoint.state == "asked"
 
 
 def test_a_checkpoint_that_falls_due_within_an_evaluation_is_asked_for_after_it() -> None:
     control = running(checkpoint={"every_minutes": 0.5})
-    for phase, now, lines in (("evaluating", 30.5, []), ("training", 31.0, [{"command": "checkpoint"}])):
+    for phase, now, lines in (("evaluating", 30.5, []), ("training", 31.0, [SaveCheckpoint()])):
         for session in (SERVER, TRAINER):
             control.handle(messages.Heartbeat(session), now)
-        control.handle(WorkerEvent(TRAINER, 1, {"event": "phase", "phase": phase}), now)
+        control.handle(WorkerEvent(TRAINER, 1, PhaseChanged(phase=phase)), now)
         assert told(control.handle(messages.Tick(), now)) == lines
 
 
 def test_asking_twice_makes_one_checkpoint() -> None:
     control = running()
-    assert told(control.handle(messages.CheckpointAsked(), 1.0)) == [{"command": "checkpoint"}]
+    assert told(control.handle(messages.CheckpointAsked(), 1.0)) == [SaveCheckpoint()]
     assert told(control.handle(messages.CheckpointAsked(), 1.0)) == []
 
 
 def test_no_checkpoint_while_the_model_is_evaluated() -> None:
     control = running()
-    control.handle(WorkerEvent(TRAINER, 1, {"event": "phase", "phase": "evaluating"}), 1.0)
+    control.handle(WorkerEvent(TRAINER, 1, PhaseChanged(phase="evaluating")), 1.0)
     (done,) = control.handle(messages.CheckpointAsked(), 1.0)
     assert isinstance(done, messages.CheckpointDone)
     assert "evaluating" in done.error
@@ -122,20 +141,19 @@ def test_a_lost_attempt_answers_who_waits_for_a_checkpoint() -> None:
 def test_an_ordered_stop_saves_and_waits_longer_for_that() -> None:
     control = running(train={"epochs": 1})
     (line,) = told(control.handle(messages.StopRequested("asked"), 1.0))
-    assert line == {"command": "stop", "checkpoint": True}
-    plan = {"fingerprint": "f", "order": "o", "seed": 1, "slices": [[0, 10]]}
-    control.handle(WorkerEvent(TRAINER, 1, {"event": "request", "id": 1, "what": "epoch", "epoch": 0, **plan}), 1.0)
-    spans = [[0, 0, 0, 4]]
-    said = {"event": "request", "id": 2, "what": "cursor", "step": 3, "epoch": 0, "spans": spans}
-    (reply,) = told(control.handle(WorkerEvent(TRAINER, 1, said), 1.0))
-    assert reply["cursor"]["position"]["done"] == [[0, 4]]
+    assert line == StopTraining(checkpoint=True)
+    control.handle(request(1, epoch_request({0: 10})), 1.0)
+    asked = CursorRequest(step=3, epoch=0, spans=((0, 0, 0, 4),), skipped=())
+    (reply,) = told(control.handle(request(2, asked), 1.0))
+    assert isinstance(reply.answer, CursorReply)
+    assert reply.answer.cursor["position"]["done"] == [[0, 4]]
     for now in (5.0, 9.5):  # past stop_seconds
         control.handle(messages.Heartbeat(SERVER), now)
         control.handle(messages.Heartbeat(TRAINER), now)
         control.handle(messages.Tick(), now)
     assert control.phase is Phase.STOPPING
-    said = {"event": "request", "id": 3, "what": "commit", "step": 3, "draft": f"/c/{reply['draft']}"}
-    (commit,) = control.handle(WorkerEvent(TRAINER, 1, said), 9.6)
+    asked = CommitRequest(step=3, draft=f"/c/{reply.answer.draft}", seconds=1.0)
+    (commit,) = control.handle(request(3, asked), 9.6)
     assert isinstance(commit, messages.Commit)
     control.handle(messages.CommitFinished(commit, path="/c/step-3"), 9.7)
     control.handle(WorkerExited(TRAINER, 1, 143), 9.8)
@@ -146,18 +164,19 @@ def test_an_ordered_stop_saves_and_waits_longer_for_that() -> None:
 
 def test_a_request_that_makes_no_sense_is_refused() -> None:
     control = running()
-    for said in (
-        {"what": "dance"},
-        {"what": "lease", "epoch": 0},
-        {"what": "lease"},
-        {"what": "commit", "step": 1, "draft": "x"},
-        {"what": "epoch", "epoch": 0, "fingerprint": "f", "order": "o", "seed": 1, "slices": [[0]]},
-        {"what": "cursor", "step": "x", "epoch": 0, "spans": [[1]]},
+    without_sizes = epoch_request({0: 10}).model_copy(update={"sizes": ()})
+    for asked in (
+        LeaseRequest(epoch=0),
+        CommitRequest(step=1, draft="x", seconds=0.0),
+        without_sizes,
+        epoch_request({0: 0}),
+        CursorRequest(step=1, epoch=0, spans=((0, 7, 0, 1),), skipped=()),
     ):
-        (reply,) = told(control.handle(WorkerEvent(TRAINER, 1, {"event": "request", "id": 5, **said}), 1.0))
-        assert reply["reply"] == 5
-        assert reply["error"]
-        assert reply["kind"] == "runtime"
+        (reply,) = told(control.handle(request(5, asked), 1.0))
+        assert reply.id == 5
+        assert isinstance(reply.answer, Refusal)
+        assert reply.answer.error
+        assert reply.answer.kind == "runtime"
 
 
 def test_a_request_while_the_attempt_is_ended_gets_no_answer() -> None:
@@ -165,13 +184,11 @@ def test_a_request_while_the_attempt_is_ended_gets_no_answer() -> None:
     control = running()
     control.handle(WorkerExited(SERVER, 1, -9), 1.0)
     assert control.phase is Phase.ABORTING
-    said = {"event": "request", "id": 5, "what": "lease", "epoch": 0}
-    assert control.handle(WorkerEvent(TRAINER, 1, said), 1.0) == []
+    assert control.handle(request(5, LeaseRequest(epoch=0)), 1.0) == []
 
 
 def test_an_order_to_the_servers_hosts_is_answered_when_all_have_answered() -> None:
-    plan = JobPlan(name="j", num_servers=2, num_trainers=1, run_dir="/r", job={}, tables={})
-    control = JobStateMachine(plan, 0.0)
+    control = JobStateMachine(plan(num_servers=2), 0.0)
     role_ranks = [(1, Role.PSERVER, 0), (2, Role.PSERVER, 1), (3, Role.TRAINER, 0)]
     for session, role, rank in role_ranks:
         control.handle(messages.Joined(session, role, rank, "h", 1), 0.0)
@@ -180,26 +197,25 @@ def test_an_order_to_the_servers_hosts_is_answered_when_all_have_answered() -> N
         control.handle(messages.WorkerReady(session, 1, f"process {session}"), 0.0)
 
     def ask(number: int) -> list[messages.Action]:
-        order = {"event": "request", "id": number, "what": "hosts", "order": {"order": "prepare"}}
-        return control.handle(messages.WorkerEvent(3, 1, order), 1.0)
+        return control.handle(messages.WorkerEvent(3, 1, Request(id=number, ask=HostsRequest(order=order))), 1.0)
 
-    assert ask(7) == [messages.HostRequest(session, 1, {"order": "prepare"}) for session in (1, 2)]
-    refused = ask(8)[-1]
-    assert isinstance(refused, messages.SendToWorker)
-    assert "one at a time" in refused.line["error"]
-    assert control.handle(messages.HostResponse(2, 1, {"n": 2}), 1.0) == []
-    assert control.handle(messages.HostResponse(1, 0, {"n": 0}), 1.0) == [], "of an earlier attempt"
-    assert control.handle(messages.HostResponse(1, 1, {"n": 1}), 1.0) == [
-        messages.SendToWorker(3, 1, {"reply": 7, "answers": [{"n": 1}, {"n": 2}]})
+    order = PrepareHost(draft="d", num_bytes=(1, 2))
+    assert ask(7) == [messages.HostRequest(session, 1, order) for session in (1, 2)]
+    (refused,) = told(ask(8)[-1:])
+    assert "one at a time" in refused.answer.error
+    first, second = HostDone(), HostFailed(error="no room")
+    assert control.handle(messages.HostResponse(2, 1, second), 1.0) == []
+    assert control.handle(messages.HostResponse(1, 0, second), 1.0) == [], "of an earlier attempt"
+    assert control.handle(messages.HostResponse(1, 1, first), 1.0) == [
+        messages.SendToWorker(3, 1, Reply(id=7, answer=HostsReply(answers=(first, second))))
     ]
-    assert control.handle(messages.HostResponse(1, 1, {"n": 1}), 1.0) == []
+    assert control.handle(messages.HostResponse(1, 1, first), 1.0) == []
 
 
 def test_trainers_are_told_which_processes_their_servers_are() -> None:
-    plan = JobPlan(name="j", num_servers=1, num_trainers=1, run_dir="/r", job={}, tables={})
-    control = JobStateMachine(plan, 0.0)
+    control = JobStateMachine(plan(), 0.0)
     for session, role in ((SERVER, Role.PSERVER), (TRAINER, Role.TRAINER)):
         control.handle(messages.Joined(session, role, 0, "h", 1), 0.0)
         control.handle(messages.Available(session, 7000 + session), 0.0)
     started = control.handle(messages.WorkerReady(SERVER, 1, "pid 4"), 0.0)
-    assert [a.spec["server_identities"] for a in started if isinstance(a, messages.StartWorker)] == [["pid 4"]]
+    assert [a.spec.server_identities for a in started if isinstance(a, messages.StartWorker)] == [("pid 4",)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import inbound, messages
-from paddlewheel.trainer.coordinator.inbound import MessageError
+from paddlewheel.trainer.protocol.messages import MessageError
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -1.0, 86_401.0])
@@ -49,9 +49,13 @@ MESSAGES = [
     pb.AgentMessage(worker_started=pb.WorkerStarted(pid=2**40)),
     pb.AgentMessage(worker_started=pb.WorkerStarted(pid=0)),
     pb.AgentMessage(worker_exited=pb.WorkerExited(exit_code=2**20)),
-    pb.AgentMessage(worker_event=pb.WorkerEvent(json="[]")),
-    pb.AgentMessage(worker_event=pb.WorkerEvent(json="{")),
-    pb.AgentMessage(host_response=pb.HostResponse(json="7")),
+    pb.AgentMessage(worker_event=pb.WorkerEvent()),
+    pb.AgentMessage(worker_event=pb.WorkerEvent(phase=pb.PhaseChanged(phase="dancing"))),
+    pb.AgentMessage(worker_event=pb.WorkerEvent(result=pb.Result(figures=pb.Document(json="{")))),
+    pb.AgentMessage(worker_event=pb.WorkerEvent(result=pb.Result(figures=pb.Document(json="7")))),
+    pb.AgentMessage(worker_event=pb.WorkerEvent(result=pb.Result())),
+    pb.AgentMessage(worker_event=pb.WorkerEvent(request=pb.Request(id=1))),
+    pb.AgentMessage(host_response=pb.HostResponse()),
     pb.AgentMessage(leaving=pb.Leaving(signal=99)),
     pb.AgentMessage(leaving=pb.Leaving(signal=9)),
 ]

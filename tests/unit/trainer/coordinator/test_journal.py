@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from paddlewheel.trainer.coordinator import journal
 from paddlewheel.trainer.coordinator.journal import Journal
+from tests.support.plans import record
 
 
 @contextmanager
@@ -27,11 +28,11 @@ def opened(path: Path) -> Iterator[Journal]:
 def write(path: Path, *kinds: str) -> None:
     with opened(path) as found:
         for kind in kinds:
-            found.write({"what": kind})
+            found.write(record("stop", reason=kind))
 
 
 def kinds(path: Path) -> list[str]:
-    return [record["what"] for record in journal.read(path).records]
+    return [found.reason for found in journal.read(path).records]
 
 
 JSON = st.recursive(
@@ -44,16 +45,16 @@ JSON = st.recursive(
 @given(st.dictionaries(st.text(), JSON, max_size=4))
 def test_what_is_sealed_is_read_back(tmp_path_factory: pytest.TempPathFactory, fields: dict) -> None:
     path = tmp_path_factory.mktemp("j") / "journal.jsonl"
-    record = {**fields, "what": "anything", "record": 1, "time": 1.5}
-    path.write_bytes(journal.seal(record) + b"\n")
-    assert journal.read(path) == journal.Content((record,))
+    over = record("over", record=1, time=1.5, result=fields)
+    path.write_bytes(journal.seal(over.model_dump()) + b"\n")
+    assert journal.read(path) == journal.Content((over,))
 
 
 def test_numbers_go_on_from_run_to_run(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write(path, "one", "two")
     write(path, "three")
-    assert [record["record"] for record in journal.read(path).records] == [1, 2, 3]
+    assert [found.record for found in journal.read(path).records] == [1, 2, 3]
 
 
 def test_damage_is_put_aside_told_and_missed(tmp_path: Path) -> None:
@@ -80,9 +81,15 @@ def test_a_damaged_newest_record_is_missed_too(tmp_path: Path) -> None:
     assert journal.read(path).missing == (2,)
 
 
-def test_a_record_that_lacks_what_readers_rely_on_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change", [{"attempt": "2"}, {"attempt": None}, {"what": "dance"}, {"more": 1}, {"record": 0}], ids=str
+)
+def test_a_record_that_lacks_what_readers_rely_on_is_none(tmp_path: Path, change: dict) -> None:
     path = tmp_path / "journal.jsonl"
-    path.write_bytes(journal.seal({"record": 1, "time": 1.0, "what": "attempt", "attempt": "2"}) + b"\n")
+    whole = record("attempt", record=1, time=1.0).model_dump()
+    path.write_bytes(journal.seal(whole) + b"\n")
+    assert journal.read(path).damaged == ()
+    path.write_bytes(journal.seal(whole | change) + b"\n")
     assert journal.read(path).damaged == (1,)
 
 
@@ -90,8 +97,8 @@ def test_a_record_that_lacks_what_readers_rely_on_is_none(tmp_path: Path) -> Non
 def test_what_is_done_to_it_behind_its_back_is_told_once_and_writing_goes_on(tmp_path: Path, how: str) -> None:
     path = tmp_path / "journal.jsonl"
     with opened(path) as found:
-        found.write({"what": "one"})
-        found.write({"what": "two"})
+        found.write(record("stop", reason="one"))
+        found.write(record("stop", reason="two"))
         assert found.check() is None
         if how == "removed":
             path.unlink()
@@ -103,7 +110,7 @@ def test_what_is_done_to_it_behind_its_back_is_told_once_and_writing_goes_on(tmp
         told = found.check()
         assert told is not None
         assert f"was {how} while the job runs" in told
-        found.write({"what": "three"})
+        found.write(record("stop", reason="three"))
         assert found.check() is None
     assert kinds(path) == (["one", "three"] if how == "cut" else ["three"])
     assert journal.read(path).missing == ((2,) if how == "cut" else (1, 2))

@@ -7,6 +7,7 @@ import pytest
 from paddlewheel.trainer.coordinator.members import Member, Membership, WorkerState
 from paddlewheel.trainer.coordinator.messages import Heartbeat, Joined, Refuse, Role, RoleRank
 from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE
+from tests.support.plans import progress
 
 
 def joined(session: int, role: Role, rank: int | None = None) -> Joined:
@@ -76,7 +77,7 @@ def test_no_session_is_nobodys_member(members: Membership) -> None:
 
 
 def test_who_comes_after_a_loss_inherits_nothing(members: Membership, member: Member) -> None:
-    member.identity, member.worker_phase, member.progress, member.port = "old", "saving", {"step": 9}, 7
+    member.identity, member.worker_phase, member.progress, member.port = "old", "saving", progress(step=9), 7
     member.hear(Heartbeat(1, worker_memory_bytes=5, worker_stopped=True))
     member.lose_agent()
     assert (member.state, member.worker, members.of_session(1)) == ("lost", WorkerState.ENDED, None)
@@ -127,11 +128,11 @@ def test_heartbeats_of_a_stopped_worker_count_only_in_a_row(member: Member) -> N
 )
 def test_progress_that_repeats_itself_is_no_move(member: Member, changed: dict, moved: float) -> None:
     """A trainer that stands still goes on reporting: the coordinator must see through that."""
-    said = {"event": "progress", "step": 1, "rows": 10, "epoch": 0, "loss": 0.5}
-    member.take_progress(said, 6.0)
+    said = {"step": 1, "rows": 10, "epoch": 0, "loss": 0.5}
+    member.take_progress(progress(**said), 6.0)
     assert member.moved_at == 6.0
-    member.take_progress(said | changed, 7.0)
-    assert (member.moved_at, member.progress) == (moved, said | changed)
+    member.take_progress(progress(**said | changed), 7.0)
+    assert (member.moved_at, member.progress) == (moved, progress(**said | changed))
 
 
 def test_one_word_for_the_status(members: Membership) -> None:

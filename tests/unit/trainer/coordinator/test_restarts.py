@@ -20,21 +20,19 @@ from paddlewheel.trainer.coordinator.messages import (
     WorkerExited,
     WorkerReady,
 )
-from paddlewheel.trainer.coordinator.plan import JobPlan
 from paddlewheel.trainer.coordinator.state_machine import JobStateMachine
-from paddlewheel.trainer.job.control import ControlConfig
+from paddlewheel.trainer.protocol.messages import CommitRequest, CursorRequest, Reply, Request, TrainerRequest
+from tests.support.plans import epoch_request, plan
 
-SLICES = [[0, 40], [1, 40]]
+SIZES = {0: 40, 1: 40}
 
 
 class Job:
     """One server, one trainer, an epoch of 80 rows."""
 
     def __init__(self, max_restarts: int = 2) -> None:
-        control = ControlConfig(max_restarts=max_restarts, backoff_seconds=1)
-        job = {"train": {"epochs": 1}}
-        plan = JobPlan(name="j", num_servers=1, num_trainers=1, run_dir="/r", job=job, tables={}, control=control)
-        self.now, self.actions, self.control = 0.0, [], JobStateMachine(plan, 0.0)
+        job = plan(train={"epochs": 1}, control={"max_restarts": max_restarts, "backoff_seconds": 1})
+        self.now, self.actions, self.control = 0.0, [], JobStateMachine(job, 0.0)
         self.num_attempts = 0
         for session, role in ((1, Role.PSERVER), (2, Role.TRAINER)):
             self.give(Joined(session, role, 0, "h", session))
@@ -48,10 +46,10 @@ class Job:
         self.actions = [action for action in self.actions if not isinstance(action, kind)]
         return found
 
-    def ask(self, number: int, what: str, **fields: Any) -> dict[str, Any]:
-        said = {"event": "request", "id": number, "what": what, "epoch": 0, **fields}
-        self.give(WorkerEvent(2, self.num_attempts, said))
-        return next((t.line for t in self.take(SendToWorker) if t.line.get("reply") == number), {})
+    def ask(self, number: int, ask: TrainerRequest) -> Any:
+        self.give(WorkerEvent(2, self.num_attempts, Request(id=number, ask=ask)))
+        commands = [action.command for action in self.take(SendToWorker)]
+        return next((c.answer for c in commands if isinstance(c, Reply) and c.id == number), None)
 
     def attempt(self, rows: int, *, step: int, save: bool = True) -> bool:
         """Starts, trains the next rows of slice 0, commits step, and crashes; False: the job is over instead."""
@@ -67,11 +65,11 @@ class Job:
         self.give(WorkerReady(1, attempt))
         assert self.take(StartWorker), "the trainer's turn"
         self.give(WorkerReady(2, attempt))
-        done = dict(self.ask(1, "epoch", fingerprint="f", order="o", seed=1, slices=SLICES)["done"])
+        done = dict(self.ask(1, epoch_request(SIZES)).done)
         if save:
-            spans = [[0, 0, done.get(0, 0), rows]] if rows else []
-            reply = self.ask(2, "cursor", step=step, spans=spans)
-            self.ask(3, "commit", step=step, draft=f"/d/{reply['draft']}", seconds=1.0)
+            spans = ((0, 0, done.get(0, 0), rows),) if rows else ()
+            reply = self.ask(2, CursorRequest(step=step, epoch=0, spans=spans, skipped=()))
+            self.ask(3, CommitRequest(step=step, draft=f"/d/{reply.draft}", seconds=1.0))
             [commit] = self.take(Commit)
             self.give(CommitFinished(commit, path=f"/c/step-{step}"))
         for session in (2, 1):

@@ -19,11 +19,13 @@ from paddlewheel.trainer.coordinator import resume
 from paddlewheel.trainer.coordinator.plan import JobPlan
 from paddlewheel.trainer.coordinator.resume import ResumeError, StartPoint
 from paddlewheel.trainer.coordinator.service import Journal
+from paddlewheel.trainer.job.config import JobConfig
+from tests.support.plans import record
 
 JOB: dict[str, Any] = {
     "name": "j",
     "seed": 1,
-    "data": {"train": "/a", "eval": "/b", "labels": ["click"], "threads": 2},
+    "data": {"train": "/a", "eval": "/b", "labels": ["click"], "threads": 2, "sparse": [{"name": "a"}]},
     "tables": {"default": {"width": 4}},
     "model": {"kind": "fm"},
     "train": {"epochs": 2, "dense_optimizer": {"learning_rate": 0.1}},
@@ -31,18 +33,12 @@ JOB: dict[str, Any] = {
 }
 
 
-def plan_of(run_dir: Path, **fields: Any) -> JobPlan:
-    return JobPlan(
-        **{
-            "name": "j",
-            "num_servers": 1,
-            "num_trainers": 1,
-            "run_dir": str(run_dir),
-            "job": JOB,
-            "tables": {},
-            **fields,
-        }
-    )
+def plan_of(run_dir: Path, job: dict[str, Any] = JOB, **fields: Any) -> JobPlan:
+    return JobPlan(job=JobConfig.parse({**job, "run_dir": str(run_dir)}), **fields)
+
+
+def finished_result(plan: JobPlan) -> dict[str, Any] | None:
+    return resume.finished_result(plan, resume.find_start(plan))
 
 
 def changed(**sections: Any) -> dict[str, Any]:
@@ -61,7 +57,7 @@ def save(run_dir: Path, step: int, *, epoch: int = 0, version: int = 1) -> Path:
         "attempt": 1,
         "spans": [],
         "position": {"epoch": epoch, "done": []},
-        "job": resume.identity(JOB),
+        "job": resume.identity(JobConfig.parse(JOB)),
     }
     draft.finish(dense={"w": np.zeros(2, np.float32)}, cursor=cursor, facts={})
     return manifest.commit(draft.path, step, 10)
@@ -106,7 +102,7 @@ def test_the_newest_is_taken_unless_told_otherwise(tmp_path: Path) -> None:
 )
 def test_a_job_with_other_values_is_refused_unless_told_otherwise(tmp_path: Path, job: Any, words: str) -> None:
     newest = save(tmp_path, 3)
-    for call in (resume.find_start, prepare, resume.finished_result):
+    for call in (resume.find_start, prepare, finished_result):
         with pytest.raises(ResumeError) as refusal:
             call(plan_of(tmp_path, job=job))
         assert words in str(refusal.value)
@@ -282,15 +278,15 @@ def test_a_role_that_is_started_again_goes_on_from_what_it_has_committed(tmp_pat
     asked = save(tmp_path, 10)
     plan = plan_of(tmp_path, restore=str(asked), restore_once=once)
     journal = Journal(plan.journal)
-    journal.write({"what": "run", "asked": None})
-    journal.write({"what": "committed", "draft": "d", "path": str(asked)})
+    journal.write(record("run"))
+    journal.write(record("committed", draft="d", path=str(asked)))
     assert prepare(plan).path == str(asked), "that was another run"
-    journal.write({"what": "run", "asked": str(asked)})
-    journal.write({"what": "committed", "draft": "d", "path": str(asked)})
+    journal.write(record("run", asked=str(asked)))
+    journal.write(record("committed", draft="d", path=str(asked)))
     assert prepare(plan).path == str(asked), "nothing was committed since"
     newer = save(tmp_path, 12)
-    journal.write({"what": "committed", "draft": "d", "path": str(newer)})
-    journal.write({"what": "run", "asked": str(asked)})
+    journal.write(record("committed", draft="d", path=str(newer)))
+    journal.write(record("run", asked=str(asked)))
     journal.close()
     assert prepare(plan).path == str(newer if once else asked)
 
@@ -317,28 +313,28 @@ def test_a_running_job_falls_back_as_a_new_start_does(tmp_path: Path) -> None:
 
 def test_a_finished_job_is_known_by_its_journal(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
-    assert resume.finished_result(plan) is None
+    assert finished_result(plan) is None
     save(tmp_path, 5, epoch=2)
-    assert resume.finished_result(plan) is None  # saved, but not yet evaluated
+    assert finished_result(plan) is None  # saved, but not yet evaluated
     journal = Journal(plan.journal)
-    journal.write({"what": "over", "exit_code": 0, "cause": "", "failed_role": "", "result": {"rows": 5}})
+    journal.write(record("over", result={"rows": 5}))
     journal.close()
-    assert resume.finished_result(plan) == {"rows": 5}
-    assert resume.finished_result(plan_of(tmp_path, job=changed(train={"epochs": 3}))) is None
-    assert resume.finished_result(plan_of(tmp_path, resume="never")) is None
+    assert finished_result(plan) == {"rows": 5}
+    assert finished_result(plan_of(tmp_path, job=changed(train={"epochs": 3}))) is None
+    assert finished_result(plan_of(tmp_path, resume="never")) is None
 
 
 def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
-    journal.write({"what": "one"})
+    journal.write(record("stop", reason="one"))
     journal.close()
     with path.open("a") as file:
         file.write('{"what": "tw')
     journal = Journal(path)
-    journal.write({"what": "three"})
+    journal.write(record("stop", reason="three"))
     journal.close()
-    assert [record["what"] for record in resume.read_journal(path)] == ["one", "three"]
+    assert [found.reason for found in resume.read_journal(path)] == ["one", "three"]
 
 
 def test_a_journal_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,24 +350,24 @@ def test_a_journal_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "write", half)
     with pytest.raises(OSError, match="No space"):
-        journal.write({"what": "lost"})
+        journal.write(record("stop", reason="lost"))
     monkeypatch.undo()
-    journal.write({"what": "kept"})
+    journal.write(record("stop", reason="kept"))
     journal.close()
-    assert [record["what"] for record in resume.read_journal(path)] == ["kept"]
-    assert json.loads(path.read_text().splitlines()[-1])["what"] == "kept"
+    assert [found.reason for found in resume.read_journal(path)] == ["kept"]
+    assert json.loads(path.read_text().splitlines()[-1])["reason"] == "kept"
 
 
 def test_a_finished_job_is_not_called_trained_with_values_that_it_was_not_trained_with(tmp_path: Path) -> None:
     save(tmp_path, 3, epoch=2)
     journal = Journal(tmp_path / "journal.jsonl")
-    journal.write({"what": "over", "exit_code": 0, "result": {"rows": 5}})
+    journal.write(record("over", result={"rows": 5}))
     journal.close()
-    assert resume.finished_result(plan_of(tmp_path, resume="always")) == {"rows": 5}
+    assert finished_result(plan_of(tmp_path, resume="always")) == {"rows": 5}
     wider = changed(tables={"default": {"width": 8}})
     with pytest.raises(
         ResumeError, match=r"trained already(.|\n)*tables.default.width: 4 before, 8 now(.|\n)*--from-scratch"
     ):
-        resume.finished_result(plan_of(tmp_path, job=wider, resume="always"))
+        finished_result(plan_of(tmp_path, job=wider, resume="always"))
     longer = {**wider, "train": {**JOB["train"], "epochs": 3}}
-    assert resume.finished_result(plan_of(tmp_path, job=longer, resume="always")) is None
+    assert finished_result(plan_of(tmp_path, job=longer, resume="always")) is None

@@ -9,11 +9,13 @@ import pytest
 
 from paddlewheel.trainer.coordinator import run_report
 from paddlewheel.trainer.coordinator.journal import Content, Journal, seal
+from tests.support.plans import record
 
 
 def build_report(records: list[dict[str, Any]], newest: dict[str, Any] | None = None) -> run_report.Report:
     """Of records; `newest` is the cursor of the newest checkpoint."""
-    return run_report.build_report(Content(tuple(records)), run_report.Newest("/c/newest", newest) if newest else None)
+    content = Content(tuple(record(**found) for found in records))
+    return run_report.build_report(content, run_report.Newest("/c/newest", newest) if newest else None)
 
 
 def cursor(draft: str, parent: str | None, step: int, spans: list[list[int]], epoch: int, rows: int) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def opened(time: float, number: int, parent: str | None, rows: int, restore: str
     return [
         {"time": time, "what": "attempt", **fields, "num_servers": 2, "num_trainers": 2},
         {"time": time + 1, "what": "running", "attempt": number},
-        {"time": time + 1, "what": "epoch", "attempt": number, "epoch": 0, "slices": [[0, 10], [1, 10]]},
+        {"time": time + 1, "what": "epoch", "attempt": number, "epoch": 0, "slices": ((0, 2, 10),)},
     ]
 
 
@@ -212,8 +214,8 @@ def test_the_journal_keeps_what_a_checkpoint_adds_not_the_whole_position() -> No
 
 def written(folder: Path) -> bytes:
     journal = Journal(folder / "journal.jsonl")
-    for record in FINISHED:
-        journal.write(dict(record))
+    for found in FINISHED:
+        journal.write(record(**found))
     journal.close()
     return (folder / "journal.jsonl").read_bytes()
 

@@ -11,9 +11,10 @@ import pytest
 from paddlewheel.trainer.checkpoint.folder_store import Folder
 from paddlewheel.trainer.coordinator import messages, resume
 from paddlewheel.trainer.coordinator.journal import Journal
-from paddlewheel.trainer.coordinator.plan import JobPlan
+from paddlewheel.trainer.coordinator.records import AttemptOpened, RunBegan, TrainersRunning
 from paddlewheel.trainer.coordinator.row_ledger import Cursor
 from paddlewheel.trainer.coordinator.service import CoordinatorService, _last_attempt
+from tests.support.plans import plan
 
 
 class _Surprising(Folder):
@@ -41,9 +42,9 @@ class _Surprising(Folder):
 )
 def test_whatever_a_commit_raises_it_is_settled(tmp_path: Path, error: Exception, words: str) -> None:
     async def commit() -> list[messages.Event]:
-        plan = JobPlan(name="j", num_servers=1, num_trainers=1, run_dir=str(tmp_path), job={}, tables={})
-        journal = Journal(plan.journal)
-        service = CoordinatorService(plan, journal, _Surprising(tmp_path, error), resume.StartPoint(), 0)
+        job = plan(run_dir=tmp_path)
+        journal = Journal(job.journal)
+        service = CoordinatorService(job, journal, _Surprising(tmp_path, error), resume.StartPoint(), 0)
         heard: list[messages.Event] = []
         service.apply = heard.append  # type: ignore[method-assign]
         await service._commit(messages.Commit(Cursor(3, ".step-3", {}), 1.0))
@@ -60,6 +61,8 @@ def test_whatever_a_commit_raises_it_is_settled(tmp_path: Path, error: Exception
 
 def test_no_number_of_an_attempt_is_used_twice_though_the_journal_lost_its_record() -> None:
     start = resume.StartPoint("/c/step-1", {"attempt": 4})
-    assert _last_attempt([{"what": "attempt", "attempt": 2}, {"what": "running", "attempt": 3}], start) == 4
-    assert _last_attempt([{"what": "running", "attempt": 7}, {"what": "run"}], start) == 7
+    opened = AttemptOpened(attempt=2, restore=None, parent=None, rows=0, num_servers=1, num_trainers=1)
+    run = RunBegan(mode="train", resume="auto", restore=None, asked=None, checkpoints="/c")
+    assert _last_attempt([opened, TrainersRunning(attempt=3, load_seconds=0.0)], start) == 4
+    assert _last_attempt([TrainersRunning(attempt=7, load_seconds=0.0), run], start) == 7
     assert _last_attempt([], resume.StartPoint()) == 0

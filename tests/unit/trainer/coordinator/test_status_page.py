@@ -14,12 +14,21 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
+from paddlewheel.trainer.coordinator import wire
 from paddlewheel.trainer.coordinator.page import Curves, StatusPage, snapshot
+from paddlewheel.trainer.protocol.messages import Durations, Progress, TableFigures
 from paddlewheel.trainer.telemetry import JobTelemetry
+from tests.support.plans import progress
+
+
+def as_proto(told: Progress) -> pb.Progress:
+    target = pb.Progress()
+    wire.fill(target, told)
+    return target
 
 
 def status(**fields: Any) -> pb.JobStatus:
-    progress = {"event": "progress", "rows": 10, "total_rows": 40, "loss": 0.5, "durations": {"wait": {}}}
+    told = progress(rows=10, total_rows=40, loss=0.5, durations={"wait": Durations(counts=(1,), sum_seconds=1.0)})
     base = {
         "name": "job",
         "mode": "train",
@@ -27,7 +36,7 @@ def status(**fields: Any) -> pb.JobStatus:
         "attempt": 2,
         "num_restarts": 1,
         "elapsed_seconds": 12.5,
-        "progress_json": json.dumps(progress),
+        "progress": as_proto(told),
         "checkpoint": pb.CheckpointStatus(step=-1),
         "members": [
             pb.MemberStatus(role=pb.ROLE_PSERVER, rank=0, host="h", port=1, state="ready", worker_memory_bytes=2**40),
@@ -51,7 +60,7 @@ def test_a_snapshot_has_every_field_as_plain_numbers() -> None:
     ]
     assert full["members"][0]["seconds_to_limit"] is None  # it does not grow; not: full at once
     assert full["members"][0]["worker_memory_bytes"] == 2**40  # not the text that protobuf makes of it
-    assert full["progress"] == {"event": "progress", "rows": 10, "total_rows": 40, "loss": 0.5}
+    assert full["progress"] == progress(rows=10, total_rows=40, loss=0.5).model_dump(exclude={"event", "durations"})
     assert full["entries"][0]["number"] == 1
 
 
@@ -61,7 +70,7 @@ def test_curves_stay_small_and_in_order(steps: list[tuple[float, float]], limit:
     now = 0.0
     for pause, loss in steps:
         now += pause
-        curves.add(now, {"rows": now, "loss": loss, "auc": None})
+        curves.add(now, progress(rows=int(now), loss=loss))
     told = curves.to_json()
     assert len(told["seconds"]) < limit
     assert told["seconds"] == sorted(told["seconds"])
@@ -73,7 +82,7 @@ def test_curves_stay_small_and_in_order(steps: list[tuple[float, float]], limit:
 def test_curves_cover_the_whole_run() -> None:
     curves = Curves(100)
     for second in range(10_000):
-        curves.add(float(second), {"rows": second, "loss": 1.0})
+        curves.add(float(second), progress(rows=second, loss=1.0))
     seconds = curves.to_json()["seconds"]
     gaps = [b - a for a, b in itertools.pairwise(seconds)]
     assert len(seconds) > 30
@@ -94,7 +103,7 @@ def ask(page: StatusPage, path: str, **environ: str) -> tuple[str, dict[str, str
 
 def test_routes() -> None:
     page = StatusPage("job", status, facts={"version": "1", "tables": {"default": {"width": 8}}})
-    page.curves.add(1.0, {"rows": 5})
+    page.curves.add(1.0, progress(rows=5))
     code, headers, body = ask(page, "/status.json", HTTP_ACCEPT_ENCODING="gzip, br")
     assert (code, headers["Content-Encoding"]) == ("200 OK", "gzip")
     told = json.loads(gzip.decompress(body))
@@ -155,12 +164,12 @@ def test_the_coordinators_registry_serves_exactly_its_catalogue() -> None:
     telemetry = JobTelemetry("job", lambda: snapshot(status()))
     served = {family.name for family in telemetry.series.collect()}
     assert served == {metric.name.removesuffix("_total") for metric in of_role("coordinator")}
-    tables = {"t": {"keys": [3, 5], "bytes": 800, "new": 9, "admitted": 6, "evicted": 2, "shard_skew": 1.5}}
-    telemetry.update(snapshot(status(progress_json=json.dumps({"rows": 1, "total_rows": 2, "tables": tables}))))
+    table = TableFigures(keys=(3, 5), bytes=800, new=9, admitted=6, evicted=2, shard_skew=1.5)
+    telemetry.update(snapshot(status(progress=as_proto(progress(rows=1, total_rows=2, tables={"t": table})))))
     assert all(family.samples for family in telemetry.series.collect()), "every one has a value"
 
 
-@pytest.mark.parametrize("missing", ["progress_json", "members", "entries"])
+@pytest.mark.parametrize("missing", ["progress", "members", "entries"])
 def test_a_status_with_gaps_breaks_nothing(missing: str) -> None:
     partial = status()
     partial.ClearField(missing)
@@ -170,8 +179,9 @@ def test_a_status_with_gaps_breaks_nothing(missing: str) -> None:
 
 def test_tables_have_series_of_their_own_and_evicted_keys_only_rise() -> None:
     def said(evicted: int, **changes: Any) -> dict[str, Any]:
-        table = {"keys": [3], "bytes": 800, "new": 9, "admitted": 6, "evicted": evicted, "shard_skew": 1.5, **changes}
-        return snapshot(status(progress_json=json.dumps({"rows": 1, "total_rows": 2, "tables": {"t": table}})))
+        table = {"keys": (3,), "bytes": 800, "new": 9, "admitted": 6, "evicted": evicted, "shard_skew": 1.5, **changes}
+        told = progress(rows=1, total_rows=2, tables={"t": TableFigures(**table)})
+        return snapshot(status(progress=as_proto(told)))
 
     telemetry = JobTelemetry("job", lambda: said(0))
     telemetry.update(said(2))

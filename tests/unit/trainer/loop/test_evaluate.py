@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 from paddlewheel.data_pipeline.batch import Batch
 from paddlewheel.trainer.loop.evaluate import BrokenOffError, Scores, evaluate, merge_groups
 from paddlewheel.trainer.loop.metrics import GroupedMetrics
-from paddlewheel.trainer.worker.agent_channel import to_json
+from paddlewheel.trainer.protocol.messages import Result, to_line
 
 
 class Together:
@@ -220,7 +220,7 @@ def test_a_score_that_is_not_finite_is_counted_and_leaves_the_rest_alone(rows) -
     for name in ("auc", "logloss", "calibration", "weighted_auc", "weighted_logloss", "gauc"):
         assert found[name] == pytest.approx(expected[name], rel=1e-12), name
     assert found["slices"] == expected["slices"]
-    json.loads(to_json(found), parse_constant=pytest.fail)
+    json.loads(to_line(Result(figures=found)), parse_constant=pytest.fail)
 
 
 class _Still:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddlewheel.trainer.loop.train import Signals
+from paddlewheel.trainer.protocol.messages import SaveCheckpoint, StopTraining
 
 
 class Watched(Signals):
@@ -19,15 +20,13 @@ class Watched(Signals):
 
 def test_a_stop_with_a_checkpoint_is_one_wish() -> None:
     signals = Watched()
-    signals.obey({"command": "stop", "checkpoint": True})
+    signals.obey(StopTraining(checkpoint=True))
     assert signals.stop
 
 
 def test_other_commands() -> None:
     signals = Signals()
-    signals.obey({"command": "unknown"})
-    assert signals == Signals()
-    signals.obey({"command": "checkpoint"})
+    signals.obey(SaveCheckpoint())
     assert signals == Signals(checkpoint=True)
-    signals.obey({"command": "stop", "checkpoint": False})
+    signals.obey(StopTraining(checkpoint=False))
     assert signals == Signals(checkpoint=True, stop=True)

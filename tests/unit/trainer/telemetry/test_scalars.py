@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paddlewheel.trainer.telemetry.scalars import Scalars, ScalarsError
+from tests.support.plans import progress
 
 
 @pytest.fixture
@@ -33,11 +34,11 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
 def test_progress_and_evaluations(written: list[tuple]) -> None:
     scalars = Scalars(Path("/runs/visualdl"))
-    scalars.progress({})
-    scalars.progress({"step": 5, "loss": 0.5, "auc": None, "rows": 10, "rows_per_second": 2.5})
-    scalars.progress({"step": 5, "loss": 0.5})
+    scalars.progress(None)
+    scalars.progress(progress(step=5, loss=0.5, rows=10, rows_per_second=2.5))
+    scalars.progress(progress(step=5, loss=0.6))
     for _ in range(2):  # from two trainers
-        scalars.evaluation({"step": 5, "auc": 0.75, "logloss": 0.4})
+        scalars.evaluation({"auc": 0.75, "logloss": 0.4}, 5)
     scalars.close()
     assert written == [
         ("open", "/runs/visualdl"),

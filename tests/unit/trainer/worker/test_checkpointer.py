@@ -14,13 +14,15 @@ from paddlewheel.pserver.errors import PathError, ServerError
 from paddlewheel.trainer.checkpoint import manifest
 from paddlewheel.trainer.checkpoint.manifest import CheckpointError
 from paddlewheel.trainer.job.config import JobConfig
+from paddlewheel.trainer.loop.span_log import Trained
 from paddlewheel.trainer.loop.train import Progress
+from paddlewheel.trainer.protocol.messages import Committed, NotCommitted
 from paddlewheel.trainer.worker.checkpointer import Checkpointer, SaveError
-from paddlewheel.trainer.worker.spec import Spec
+from tests.support.plans import trainer_spec
 
 DATA = {"train": "x", "labels": ["y"], "sparse": [{"name": "a"}]}
 CURSOR = {"step": 7, "rows": 70}
-TRAINED = {"spans": [[0, 0, 0, 70]]}
+TRAINED = Trained(((0, 0, 0, 70),), ())
 FACTS = {"lifecycle": {"days": 1}}
 COMMITTED, FAILED, STOP = 1, 0, 2
 """What trainer 0 tells the others."""
@@ -100,13 +102,15 @@ class Coordinator:
         self.cursors.append((step, epoch, trained))
         return CURSOR, f".step-{step}-attempt-1-draft-{len(self.cursors)}"
 
-    def commit(self, step, **fields):
-        self.commits.append(fields)
+    def commit(self, step, draft, seconds):
+        self.commits.append({"draft": draft, "seconds": seconds})
         if self.refusal is not None:
-            return {"committed": False, "error": "no", **self.refusal}
-        if "error" in fields:
-            return {"committed": False, "error": fields["error"]}
-        return {"committed": True, "path": str(manifest.commit(Path(fields["draft"]), step, 5))}
+            return NotCommitted(error="no", **self.refusal)
+        return Committed(path=str(manifest.commit(Path(draft), step, 5)))
+
+    def save_failed(self, step, error, kind):
+        self.commits.append({"error": error, "kind": kind})
+        return NotCommitted(error=error, stop=False)
 
 
 class Trainer:
@@ -114,10 +118,10 @@ class Trainer:
 
     def __init__(self, run, rank=0, told=FAILED, **sections):
         job = JobConfig.parse({"name": "j", "data": DATA, "run_dir": str(run), **sections})
-        spec = Spec(job, "train", rank, 2, ["h:1"], None, "h:1", None, 1, None)
+        spec = trainer_spec(job, rank, 2)
         self.servers, self.program, self.others, self.coordinator = Servers(), Program(), Others(told), Coordinator()
         self.events, self.life = [], []
-        link = SimpleNamespace(event=lambda name, **fields: self.events.append((name, fields)))
+        link = SimpleNamespace(send=lambda event: self.events.append((event.event, event.model_dump())))
         life = SimpleNamespace(on_saved=lambda tables, readable: self.life.append((sorted(tables), readable)))
         self.saver = Checkpointer(spec, self.servers, self.program, self.others, life, self.coordinator, link)
         self.folder = Path(run, "checkpoints")

@@ -14,7 +14,7 @@ from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.loop.train import Progress, Signals
 from paddlewheel.trainer.worker.checkpointer import Checkpointer
 from paddlewheel.trainer.worker.evaluator import Evaluator
-from paddlewheel.trainer.worker.spec import Spec
+from tests.support.plans import trainer_spec
 
 DATA = {"train": "x", "eval": "x", "labels": ["y"], "sparse": [{"name": "a"}]}
 
@@ -25,9 +25,9 @@ class Link:
     def __init__(self):
         self.evaluations = []
 
-    def event(self, name, **fields):
-        if name == "evaluation":
-            self.evaluations.append(fields)
+    def send(self, event):
+        if event.event == "evaluation":
+            self.evaluations.append(event.model_dump())
 
 
 class Scored(Evaluator):
@@ -51,7 +51,7 @@ class Trainer:
     def __post_init__(self):
         job = JobConfig.parse({"name": "j", "data": DATA, "train": {"evaluation": self.evaluation}})
         restore = str(self.folder / f"step-{self.restored}") if self.restored >= 0 else None
-        spec = Spec(job, "train", self.rank, 2, [], None, "h:1", None, 1, restore)
+        spec = trainer_spec(job, self.rank, 2, restore=restore)
         self.link, self.saved = Link(), []
         self.saver = Checkpointer(spec, None, None, None, None, None, None)
         self.saver.restored_step = self.restored

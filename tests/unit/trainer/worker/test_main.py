@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from paddlewheel.data_pipeline.errors import ChangedError, DataError, UnavailableError
 from paddlewheel.trainer.loop.train import Signals
+from paddlewheel.trainer.protocol.messages import Ready, WorkerEvent, to_line
 from paddlewheel.trainer.worker import __main__
+from tests.support.plans import job, trainer_spec
 
 
 class _Link:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
 
-    def event(self, what: str, **fields: Any) -> None:
-        self.events.append({"event": what, **fields})
+    def send(self, event: WorkerEvent) -> None:
+        self.events.append(event.model_dump())
 
 
 class _Trained:
-    first_step, load_seconds = 0, 0.0
+    ready = Ready(step=0, bad_steps=0, bad_rows=0, load_seconds=0.0)
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -47,9 +48,8 @@ def test_what_may_pass_is_a_loss_and_what_stays_is_the_job_s(monkeypatch, when, 
 
     monkeypatch.setattr(__main__, "Trainer", build)
     monkeypatch.setattr(__main__, "check", lambda: None)
-    monkeypatch.setattr(__main__.Spec, "from_json", staticmethod(lambda raw: raw))
     link = _Link()
-    assert __main__.run(json.dumps({}), link, Signals()) == code  # type: ignore[arg-type]
+    assert __main__.run(to_line(trainer_spec(job())), link, Signals()) == code  # type: ignore[arg-type]
     [said] = [event for event in link.events if event["event"] == "error"]
     assert said["kind"] in kinds
     assert str(error) in said["message"]

@@ -36,7 +36,7 @@ def source(tmp_path: Path) -> Path:
     (draft.sparse / "part").write_text("content")
     job = job_of()
     dense = {"tower.w": np.ones(2, np.float32), "adam/moment1/tower.w": np.ones(2, np.float32)}
-    cursor = {"job": resume.identity(job.model_dump(mode="json"))}
+    cursor = {"job": resume.identity(job)}
     draft.finish(dense=dense, cursor=cursor, facts={"settings": job.model_dump(mode="json")})
     return manifest.commit(draft.path, 7, 3)
 
@@ -126,7 +126,7 @@ def test_a_source_in_an_object_store_names_the_remedy() -> None:
 
 
 def test_it_is_part_of_what_a_job_is(source: Path) -> None:
-    before, after = (job_of(start).model_dump(mode="json") for start in (None, {"source": str(source)}))
+    before, after = (job_of(start) for start in (None, {"source": str(source)}))
     assert any("warm_start" in line for line in resume.differences(resume.identity(before), resume.identity(after)))
 
 
