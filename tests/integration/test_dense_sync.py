@@ -15,13 +15,13 @@ from tests.support.ports import free_port
 _PROGRAM = """
 import json, os, sys
 import numpy as np
-from paddlewheel.trainer.distributed.process_group import ProcessGroup, PeerLostError
+from paddlewheel.trainer.distributed.process_group import GlooGroup, PeerLostError
 
 import paddle
 
 rank, trainers, port, dies = (int(a) for a in sys.argv[1:])
 paddle.enable_static()
-sync = ProcessGroup(rank, trainers, f"127.0.0.1:{port}", interface="lo")
+sync = GlooGroup(rank, trainers, f"127.0.0.1:{port}", interface="lo")
 floats = np.random.default_rng(rank).standard_normal(100_003).astype(np.float32)
 sync.all_reduce(floats)
 found = {"bits": floats.tobytes().hex()[:4000], "sum": float(floats.sum())}
@@ -71,11 +71,11 @@ _COMPRESSED = """
 import hashlib, json, os, sys
 import numpy as np
 from paddlewheel.trainer.distributed.compression import CompressedSum
-from paddlewheel.trainer.distributed.process_group import ProcessGroup, PeerLostError
+from paddlewheel.trainer.distributed.process_group import GlooGroup, PeerLostError
 
 wire = sys.argv[1]
 rank, trainers, port, dies = (int(a) for a in sys.argv[2:])
-sync = ProcessGroup(rank, trainers, f"127.0.0.1:{port}", interface="lo")
+sync = GlooGroup(rank, trainers, f"127.0.0.1:{port}", interface="lo")
 compressed, rng = CompressedSum(sync, 100_003, wire), np.random.default_rng(rank)
 bits, applied, given = hashlib.sha256(), 0.0, 0.0
 try:
@@ -117,13 +117,13 @@ def test_a_dead_peer_ends_a_sum_in_16_bits_on_all_others() -> None:
 _LATE = """
 import sys, time
 import numpy as np
-from paddlewheel.trainer.distributed.process_group import ProcessGroup
+from paddlewheel.trainer.distributed.process_group import GlooGroup
 
 import paddle
 
 rank, port = (int(a) for a in sys.argv[1:])
 paddle.enable_static()
-sync = ProcessGroup(rank, 2, f"127.0.0.1:{port}", interface="lo")
+sync = GlooGroup(rank, 2, f"127.0.0.1:{port}", interface="lo")
 for late in (1, 0):
     if rank == late:
         time.sleep(34)

@@ -25,7 +25,7 @@ from paddlewheel.deploy.cli import run
 from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.local import local_servers
 from paddlewheel.trainer.checkpoint import manifest
-from paddlewheel.trainer.distributed.process_group import ProcessGroup
+from paddlewheel.trainer.distributed.process_group import SingleGroup
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.kernels import cpu
 from paddlewheel.trainer.loop.evaluate import evaluate
@@ -106,7 +106,7 @@ class Trained:
             client.load(self.step / "sparse")
             data = Dataset.open(job.data.eval, job.data)
             with Loader(data, job.data, data.slices(), seed=0, epoch=0, training=False) as loader:
-                sync = ProcessGroup(0, 1, "", interface=None)
+                sync = SingleGroup()
                 report = evaluate(Recorder(program), client, sync, iter(loader), labels=job.data.labels)
         logit = np.concatenate(found).astype(np.float64)
         return 1 / (1 + np.exp(-logit)), report

@@ -10,11 +10,16 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.checkpoint.manifest import Checkpoint, Draft
 from paddlewheel.trainer.checkpoint.object_store import ObjectStore
-from paddlewheel.trainer.checkpoint.store import Checkpoints, DirectoryBusyError, aside_name, is_remote
+from paddlewheel.trainer.checkpoint.store import Checkpoints, DirectoryBusyError, SavedModel, aside_name, is_remote
+
+if TYPE_CHECKING:
+    from paddlewheel.pserver.client import Client
+    from paddlewheel.trainer.checkpoint.object_draft import Hosts
 
 _LEFTOVER = re.compile(r"\.(warm-start-.*|step-\d+-.*|step-\d+\.draft|removed-.*|LATEST\.new)")
 _REPLACED = re.compile(r"\.replaced-(\d+)")
@@ -22,21 +27,25 @@ _OWNER = "OWNER"
 """Names the coordinator that may commit, and is locked by it."""
 
 
-def open_checkpoints(location: str) -> Checkpoints:
+def open_checkpoints(location: str, hosts: Hosts | None = None) -> Checkpoints:
     """What is kept at a location. Looks at nothing yet.
+
+    Args:
+        location: a folder or an address of an object store.
+        hosts: of the servers, for who saves or loads tables there; a folder needs none.
 
     Raises:
         CheckpointError: no store is reached in this way.
     """
     if is_remote(location):
-        return ObjectStore(location)
+        return ObjectStore(location, hosts.plan.owner if hosts is not None else None, hosts=hosts)
     return Folder(Path(location))
 
 
-def open_address(address: str) -> tuple[Checkpoints, str]:
+def open_address(address: str, hosts: Hosts | None = None) -> tuple[Checkpoints, str]:
     """What a person means by an address: the location that a checkpoint lies in, and its full address."""
     address = address.rstrip("/") if is_remote(address) else str(Path(address).absolute())
-    return open_checkpoints(address.rpartition("/")[0]), address
+    return open_checkpoints(address.rpartition("/")[0], hosts), address
 
 
 class Folder(Checkpoints):
@@ -67,6 +76,19 @@ class Folder(Checkpoints):
         manifest.read(Path(address))
 
     check_restorable = verify
+
+    def read_model(self, address: str, *, verify: bool) -> Checkpoint:
+        return manifest.read(Path(address), verify=verify)
+
+    def load_tables(self, client: Client, saved: SavedModel) -> str | None:
+        assert isinstance(saved, Checkpoint)
+        return client.load(saved.sparse)
+
+    def new_draft(self, name: str, step: int) -> Draft:
+        return Draft(self._path, name, step)
+
+    def folder_seen_by_servers(self, run_dir: Path) -> Path:
+        return self._path
 
     def best(self) -> str | None:
         found = manifest.best(self._path)

@@ -12,21 +12,18 @@ to see another one's folder. The agents are asked through the coordinator (reque
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from paddlewheel.pserver import host_parts
-from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.config import table_id
 from paddlewheel.pserver.errors import SaveError
 from paddlewheel.pserver.messages import ServerSpec
-from paddlewheel.pserver.saved_tables import Part, SavedTable, parse_description, with_earlier
-from paddlewheel.trainer.checkpoint.manifest import CURSOR, DENSE, Base, CheckpointError
-from paddlewheel.trainer.checkpoint.object_store import Facts, ObjectStore, RemoteCheckpoint
+from paddlewheel.pserver.saved_tables import Part
+from paddlewheel.trainer.checkpoint.manifest import CheckpointError
+from paddlewheel.trainer.checkpoint.object_draft import LOADED, facts_of
+from paddlewheel.trainer.checkpoint.object_store import ObjectStore
 from paddlewheel.trainer.protocol.messages import (
     ForgetFiles,
     HostAnswer,
@@ -36,16 +33,10 @@ from paddlewheel.trainer.protocol.messages import (
     HostStaging,
     HostUploaded,
     PrepareHost,
-    StagingPlan,
     UploadDraft,
     UploadedPart,
     UploadedTable,
 )
-
-_LOADED = "loaded"
-
-AskHosts = Callable[[HostOrder], Sequence[HostAnswer]]
-"""Sends an order to the agents of all servers; their answers in rank order."""
 
 
 class Host:
@@ -82,9 +73,9 @@ class Host:
 
     def _fetch(self, address: str) -> None:
         store = ObjectStore(address.rpartition("/")[0], self._owner, self._cancelled)
-        fetched, loaded = self._folder / "fetched", self._folder / _LOADED
+        fetched, loaded = self._folder / "fetched", self._folder / LOADED
         remote = store.read(address)
-        saved = tables_of(remote)
+        saved = remote.tables()
         for name, config in self._tables.items():
             if name not in saved:
                 raise CheckpointError(f"{address} has no table {name!r}")
@@ -131,7 +122,7 @@ class Host:
         names = {f"{name}/{table_id(name):03d}/{part.name}": part for name, parts in found.items() for part in parts}
         sent = store.put(store.draft(draft), {f"sparse/{name}": folder / name for name in names})
         for name, part in names.items():
-            if sent[f"sparse/{name}"] != _facts(part):
+            if sent[f"sparse/{name}"] != facts_of(part):
                 raise CheckpointError(f"{folder / name} changed while it was uploaded")
         self.clear()
         return found
@@ -144,97 +135,3 @@ class Host:
                 f"{self._folder} has {free / 1e6:.1f} MB left, {needed / 1e6:.1f} MB are needed: make room on that "
                 "host, or set checkpoint.staging to another folder"
             )
-
-
-class RemoteDraft:
-    """A checkpoint under construction in an object store: `save`, then `finish`. Trainer 0's side."""
-
-    def __init__(self, location: str, plan: StagingPlan, name: str, step: int, ask: AskHosts) -> None:
-        self._store = ObjectStore(location, plan.owner)
-        self._plan, self._name, self._step, self._ask = plan, name, step, ask
-        self.address = self._store.draft(name)
-        self._files: dict[str, Facts] = {}
-
-    def save(
-        self,
-        client: Client,
-        *,
-        advance_day: Collection[str] = (),
-        mark: str | None = None,
-        base: Base | None = None,
-    ) -> dict[str, SavedTable]:
-        """Have the servers save and their hosts upload; advance_day: see `Client.save`. mark: save the state there.
-
-        base: at a mark, save only what changed since that checkpoint.
-
-        Raises:
-            CheckpointError, ServerError, StoreError: it is not complete, and never will be.
-        """
-        self._answers(PrepareHost(draft=self._name, num_bytes=tuple(client.save_bytes())))
-
-        def collect() -> list[dict[str, list[Part]]]:
-            answers = self._answers(UploadDraft(draft=self._name))
-            uploaded = [answer.tables for answer in answers if isinstance(answer, HostUploaded)]
-            return [{n: [Part(**dict(p)) for p in table.parts] for n, table in tables.items()} for tables in uploaded]
-
-        saved = client.save_per_host(
-            [Path(folder, self._name) for folder in self._plan.folders],
-            collect,
-            advance_day=advance_day,
-            mark=mark,
-            since=None if base is None else base.since(),
-        )
-        for name, table in saved.items():
-            folder = f"sparse/{name}/{table_id(name):03d}"
-            self._files |= {f"{folder}/{part.name}": _facts(part) for part in table.parts}
-            self._files |= self._store.put(self.address, {f"sparse/{name}/table.json": table.description.encode()})
-        return saved
-
-    def finish(
-        self, *, dense: Mapping[str, Any], cursor: Mapping[str, Any], facts: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """As `checkpoint.Draft.finish`."""
-        import numpy as np
-        from safetensors.numpy import save
-
-        content = {
-            DENSE: save({name: np.ascontiguousarray(value) for name, value in dense.items()}),
-            CURSOR: json.dumps(cursor).encode(),
-        }
-        files = self._files | self._store.put(self.address, content)
-        return self._store.finish(self.address, self._step, facts, files)
-
-    def _answers(self, order: HostOrder) -> Sequence[HostAnswer]:
-        answers = self._ask(order)
-        for rank, answer in enumerate(answers):
-            if isinstance(answer, HostFailed):
-                raise CheckpointError(f"the host of pserver {rank}: {answer.error}")
-        return answers
-
-
-def load_remote(client: Client, saved: RemoteCheckpoint, plan: StagingPlan, ask: AskHosts) -> str | None:
-    """Have the servers load what their hosts have fetched; returns as `Client.load`.
-
-    Raises:
-        CheckpointError: the tables do not fit.
-    """
-    mark = client.load_per_host([Path(folder, _LOADED) for folder in plan.folders], tables_of(saved))
-    ask(ForgetFiles())
-    return mark
-
-
-def tables_of(saved: RemoteCheckpoint) -> dict[str, SavedTable]:
-    """The checkpoint's tables by name, with those that they lead on from. Raises CheckpointError for a broken chain."""
-    return {
-        name: with_earlier(
-            [
-                *(parse_description(texts[name], Path("earlier", name)) for texts in saved.earlier),
-                parse_description(text, Path("sparse", name)),
-            ]
-        )
-        for name, text in saved.tables.items()
-    }
-
-
-def _facts(part: Part) -> Facts:
-    return {"bytes": part.num_bytes, "xxh3_128": part.xxh3_128}

@@ -119,6 +119,15 @@ class Checkpoint:
         loaded: dict[str, NDArray[Any]] = load_file(self.path / DENSE)
         return loaded
 
+    readable = True
+    """Whether the parts of `tables` can be read here."""
+
+    def tables(self) -> dict[str, SavedTable]:
+        """By name. Raises CheckpointError of the servers: a description is damaged."""
+        from paddlewheel.pserver.saved_tables import open_table
+
+        return {name: open_table(self.sparse / name) for name in self.manifest.get("tables", {})}
+
     @property
     def sparse(self) -> Path:
         """Folder that `pserver.client.Client.load` takes."""
@@ -134,6 +143,8 @@ class Draft:
             one that no other attempt has.
         step: what the checkpoint is of.
     """
+
+    readable = True
 
     def __init__(self, directory: Path, name: str, step: int) -> None:
         assert name.startswith("."), name

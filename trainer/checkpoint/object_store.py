@@ -50,10 +50,17 @@ from paddlewheel.trainer.checkpoint.manifest import (
     parse_manifest,
     step_of,
 )
-from paddlewheel.trainer.checkpoint.store import ASIDE, Checkpoints, aside_name
+from paddlewheel.trainer.checkpoint.store import ASIDE, Checkpoints, SavedModel, aside_name
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
+
+    from paddlewheel.pserver.client import Client
+    from paddlewheel.pserver.saved_tables import SavedTable
+    from paddlewheel.trainer.checkpoint.object_draft import Hosts, RemoteDraft
+
+Facts = dict[str, Any]
+"""What a manifest says of a file: bytes, xxh3_128."""
 
 _CHUNK_BYTES = 4 << 20
 _NUM_THREADS = 4
@@ -63,9 +70,6 @@ _REMEDY = (
     "credentials, region and endpoint come from the environment (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or "
     "AWS_PROFILE, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL)"
 )
-
-Facts = dict[str, Any]
-"""What a manifest says of a file: bytes, xxh3_128."""
 
 
 class StoreError(OSError):
@@ -81,18 +85,20 @@ class RemoteCheckpoint:
     """A committed checkpoint but for its sparse parts, verified.
 
     Attributes:
-        tables: the text of each table's description.
+        descriptions: texts of the tables' descriptions, by table.
         chain: addresses of all checkpoints that a restore reads, the full one first and this one last.
-        earlier: descriptions as in `tables`, of those before this one.
+        earlier: as `descriptions`, of those before this one.
     """
 
     address: str
     manifest: Mapping[str, Any]
     cursor: Mapping[str, Any]
     dense_bytes: bytes
-    tables: Mapping[str, str]
+    descriptions: Mapping[str, str]
     chain: Sequence[str] = ()
     earlier: Sequence[Mapping[str, str]] = ()
+
+    readable = False
 
     def dense(self) -> dict[str, Any]:
         """Parameters and optimizer state by name."""
@@ -100,6 +106,23 @@ class RemoteCheckpoint:
 
         loaded: dict[str, Any] = load(self.dense_bytes)
         return loaded
+
+    def tables(self) -> dict[str, SavedTable]:
+        """By name, with those that they lead on from; their parts are in the store.
+
+        Raises CheckpointError of the servers: a description is damaged, or a chain is broken.
+        """
+        from paddlewheel.pserver.saved_tables import parse_description, with_earlier
+
+        return {
+            name: with_earlier(
+                [
+                    *(parse_description(texts[name], Path("earlier", name)) for texts in self.earlier),
+                    parse_description(text, Path("sparse", name)),
+                ]
+            )
+            for name, text in self.descriptions.items()
+        }
 
 
 class ObjectStore(Checkpoints):
@@ -109,9 +132,17 @@ class ObjectStore(Checkpoints):
         location: the address; without options, user or password.
         owner: the coordinator on whose behalf drafts are written; None: a new one.
         cancelled: ends transfers when it is set.
+        hosts: of the servers, if tables are to be saved or loaded.
     """
 
-    def __init__(self, location: str, owner: str | None = None, cancelled: threading.Event | None = None) -> None:
+    def __init__(
+        self,
+        location: str,
+        owner: str | None = None,
+        cancelled: threading.Event | None = None,
+        hosts: Hosts | None = None,
+    ) -> None:
+        self._hosts = hosts
         self.location = location.rstrip("/")
         self.owner = owner or uuid.uuid4().hex[:12]
         self._cancelled = cancelled or threading.Event()
@@ -250,6 +281,28 @@ class ObjectStore(Checkpoints):
         cursor = parse_cursor(self._fetch_bytes(address, manifest, CURSOR), address)
         dense = self._fetch_bytes(address, manifest, DENSE)
         return RemoteCheckpoint(address, manifest, cursor, dense, tables[-1], chain, tables[:-1])
+
+    def read_model(self, address: str, *, verify: bool) -> RemoteCheckpoint:
+        return self.read(address)  # what is small, and verified on its way
+
+    def load_tables(self, client: Client, saved: SavedModel) -> str | None:
+        from paddlewheel.trainer.checkpoint import object_draft
+
+        assert isinstance(saved, RemoteCheckpoint)
+        return object_draft.load_tables(client, saved, self._given_hosts())
+
+    def new_draft(self, name: str, step: int) -> RemoteDraft:
+        from paddlewheel.trainer.checkpoint.object_draft import RemoteDraft
+
+        return RemoteDraft(self, self._given_hosts(), name, step)
+
+    def folder_seen_by_servers(self, run_dir: Path) -> Path:
+        return run_dir
+
+    def _given_hosts(self) -> Hosts:
+        if self._hosts is None:
+            raise CheckpointError(f"{self.location}: to save or load tables there, the hosts of the servers are needed")
+        return self._hosts
 
     def best(self) -> str | None:
         try:

@@ -9,10 +9,15 @@ from __future__ import annotations
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from paddlewheel.pserver.client import Client
+    from paddlewheel.pserver.saved_tables import SavedTable
+    from paddlewheel.trainer.checkpoint.manifest import Base
 
 KEY_FOUND = "holds a key or password"
 KEY_REMEDY = (
@@ -44,6 +49,69 @@ def holds_secret(address: str) -> bool:
 
 class DirectoryBusyError(RuntimeError):
     """Another coordinator uses the checkpoint folder."""
+
+
+class SavedModel(Protocol):
+    """A committed checkpoint, read."""
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """Step, job, tables, files, and what else the trainers wrote down."""
+        ...
+
+    @property
+    def cursor(self) -> Mapping[str, Any]:
+        """What rows the model has seen."""
+        ...
+
+    @property
+    def readable(self) -> bool:
+        """Whether the parts of `tables` can be read on this machine."""
+        ...
+
+    def dense(self) -> dict[str, Any]:
+        """Parameters and optimizer state by name."""
+        ...
+
+    def tables(self) -> dict[str, SavedTable]:
+        """By name, with those that they lead on from."""
+        ...
+
+
+class DraftModel(Protocol):
+    """A checkpoint under construction: `save`, then `finish`; then it can be committed."""
+
+    @property
+    def address(self) -> str:
+        """Where it is made."""
+        ...
+
+    @property
+    def readable(self) -> bool:
+        """Whether the parts of saved tables can be read on this machine."""
+        ...
+
+    def save(
+        self,
+        client: Client,
+        *,
+        advance_day: Collection[str] = (),
+        mark: str | None = None,
+        base: Base | None = None,
+    ) -> dict[str, SavedTable]:
+        """Have the servers save their tables: as they are (advance_day: see `Client.save`), or as at a mark.
+
+        base: at a mark, save only what changed since that checkpoint.
+
+        Raises CheckpointError, ServerError, OSError: it is not complete, and never will be.
+        """
+        ...
+
+    def finish(
+        self, *, dense: Mapping[str, Any], cursor: Mapping[str, Any], facts: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Write the dense part, the cursor and, last, the manifest, which it returns."""
+        ...
 
 
 class Checkpoints(ABC):
@@ -96,6 +164,30 @@ class Checkpoints(ABC):
     @abstractmethod
     def local_copy(self, address: str) -> AbstractContextManager[Path]:
         """Its folder on this machine, while the block lasts; what had to be fetched is verified."""
+
+    # -- models, for trainers
+
+    @abstractmethod
+    def read_model(self, address: str, *, verify: bool) -> SavedModel:
+        """A checkpoint but for the rows of its tables. verify: read all files through, too, where they are files here.
+
+        Raises CheckpointError.
+        """
+
+    @abstractmethod
+    def load_tables(self, client: Client, saved: SavedModel) -> str | None:
+        """Have the servers load the tables of a model that this store has read; returns as `Client.load`.
+
+        Raises CheckpointError, ServerError.
+        """
+
+    @abstractmethod
+    def new_draft(self, name: str, step: int) -> DraftModel:
+        """Begin a checkpoint of a step under a name that no other attempt has; it starts with `.`."""
+
+    @abstractmethod
+    def folder_seen_by_servers(self, run_dir: Path) -> Path:
+        """Where files may lie that servers are to read: beside the checkpoints, or in the run's folder."""
 
     # -- changing
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddlewheel.trainer.dense.inputs import TableLayout
 from paddlewheel.trainer.dense.program import DenseProgram
+from paddlewheel.trainer.dense.protocols import DenseBackend
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.job.train import logit_shift
 from paddlewheel.trainer.kernels import cpu
@@ -22,7 +23,7 @@ def dense_program(
     *,
     predicts: bool = False,
     warn: Callable[[str], None] = lambda _: None,
-) -> DenseProgram:
+) -> DenseBackend:
     """The dense part of a trainer.
 
     Args:

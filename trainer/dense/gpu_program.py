@@ -1,4 +1,4 @@
-"""The dense part on a GPU: `DenseProgram` with another processor behind the same methods.
+"""The dense part on a GPU: another `DenseBackend`.
 
 Paddle builds the programs, as on a CPU, and the initial parameters; the operators are then run by kernels of our own.
 
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from socket import gethostname
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paddlewheel.data_pipeline.batch import Batch
 from paddlewheel.trainer.dense.inputs import Floats, TableLayout
-from paddlewheel.trainer.dense.program import DenseProgram, Gradients, StepBuffer, padded_count
+from paddlewheel.trainer.dense.program import DenseProgram, PaddlePrograms, biases_in, padded_count, with_biases
 from paddlewheel.trainer.distributed.nccl import Nccl
 from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.train import DenseOptimizerConfig, WireType
@@ -49,40 +51,24 @@ def chosen_precision(precision: Precision, capability: int) -> str:
     return precision
 
 
-class GpuGradients(Gradients):
+@dataclass(frozen=True)
+class GpuGradients:
     """What one batch asks to change; the dense gradients stay on the GPU until they are asked for."""
 
-    def __init__(
-        self,
-        program: GpuProgram,
-        tables: Mapping[str, Floats],
-        logit_BY: Floats,
-        loss: float,
-        weight: float,
-        *,
-        finite: bool,
-    ) -> None:
-        for name, value in (("tables", tables), ("logit_BY", logit_BY), ("loss", loss), ("weight", weight)):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "_program", program)
-        object.__setattr__(self, "_finite", finite)
-
+    program: GpuProgram
+    tables: Mapping[str, Floats]
+    logit_BY: Floats
     loss: float
     weight: float
-    _program: GpuProgram
-    _finite: bool
+    finite: bool
 
     @property
     def flat_N(self) -> Floats:
         """Of the newest batch alone: the next one overwrites it."""
-        return self._program.flat_gradient()
-
-    @property
-    def finite(self) -> bool:
-        return self._finite
+        return self.program.flat_gradient()
 
 
-class GpuProgram(DenseProgram):
+class GpuProgram:
     """Parameters, optimizer state and programs on one GPU. One per process; call from one thread.
 
     Args:
@@ -111,7 +97,7 @@ class GpuProgram(DenseProgram):
         logit_shift: float = 0.0,
         pad_rows: bool = False,
     ) -> None:
-        super().__init__(
+        self._paddle = DenseProgram(
             layouts,
             num_dense=num_dense,
             num_labels=num_labels,
@@ -122,7 +108,10 @@ class GpuProgram(DenseProgram):
             logit_shift=logit_shift,
             pad_rows=pad_rows,
         )
-        self.device, self.precision = device, precision
+        self.device, self.precision, self._layouts, self._config = device, precision, layouts, optimizer
+        self.sizes, self.num_floats = self._paddle.sizes, self._paddle.num_floats
+        self.output_biases = self._paddle.output_biases
+        self._variables = self._paddle.programs.variables
         self.graphs = self._graphs()
         widths = {"dense": num_dense, "label": num_labels, "row_weight": 1}
         for layout in layouts:
@@ -145,14 +134,15 @@ class GpuProgram(DenseProgram):
         self._power1, self._power2 = np.float32(config.beta1), np.float32(config.beta2)
         self._loss_scale, self._good_steps = _FIRST_LOSS_SCALE if precision == "float16" else 1.0, 0
         self._runner.set_loss_scale(self._loss_scale)
-        first = super().parameters()
+        first = self._paddle.parameters()
         self._runner.set_parameters(
             np.concatenate([first[name].ravel() for name in self.sizes] or [np.zeros(0, np.float32)])
         )
 
     def _graphs(self) -> dict[str, graph.Graph]:
         """The programs as plain data, fused."""
-        block = self._main.global_block()
+        programs = self._paddle.programs
+        block = programs.train.global_block()
         parameters, at = [], 0
         for name, size in self.sizes.items():
             variable = self._variables[name]
@@ -163,14 +153,9 @@ class GpuProgram(DenseProgram):
             names += [f"{layout.name}/rows", f"{layout.name}/single"]
             names += [f"{layout.name}/{kind}/{feature.name}" for feature in layout.lists for kind in ("list", "weight")]
         feeds = {name: "i32" if "/single" in name or "/list/" in name else "f32" for name in names}
-        rows = {
-            f"rows/{layout.name}": variable.name
-            for layout, variable in zip(self._layouts, self._table_grads, strict=True)
-        }
-        train = {"logit": self._logit.name, "flat": self._flat.name, **rows}
         return {
-            "train": fusion.fused(graph.read(self._main, feeds, parameters, train)),
-            "predict": fusion.fused(graph.read(self._predict, feeds, parameters, {"logit": self._shifted.name})),
+            "train": fusion.fused(graph.read(programs.train, feeds, parameters, programs.train_outputs)),
+            "predict": fusion.fused(graph.read(programs.predict, feeds, parameters, programs.predict_outputs)),
         }
 
     def _check_kernels(self, widths: dict[str, int]) -> None:
@@ -189,9 +174,14 @@ class GpuProgram(DenseProgram):
                 "stays, the driver, the compiler or the GPU is at fault: train with train.device: cpu"
             )
 
+    @property
+    def programs(self) -> PaddlePrograms:
+        """What Paddle has built."""
+        return self._paddle.programs
+
     # ------------------------------------------------------------------------------------------------------------ steps
 
-    def buffer(self, num_more: int, wire: WireType = "float32") -> StepBuffer:
+    def buffer(self, num_more: int, wire: WireType = "float32") -> GpuStepBuffer:
         """Where the trainers' gradients are summed; they travel in float32."""
         assert wire == "float32", wire  # JobConfig refuses the others
         return GpuStepBuffer(self, num_more)
@@ -218,7 +208,11 @@ class GpuProgram(DenseProgram):
         self._runner.launch(plan)
         return self._runner.results(plan)
 
-    def gradients(self, batch: Any, rows: Mapping[str, Floats]) -> Gradients:
+    def feed_with_labels(self, batch: Batch, rows: Mapping[str, Floats]) -> dict[str, NDArray[Any]]:
+        """As `DenseProgram.feed_with_labels`."""
+        return self._paddle.feed_with_labels(batch, rows)
+
+    def gradients(self, batch: Batch, rows: Mapping[str, Floats]) -> GpuGradients:
         """Forward and backward over one batch; changes nothing but the loss's scale (float16)."""
         feed = self.feed_with_labels(batch, rows)
         if (
@@ -267,9 +261,9 @@ class GpuProgram(DenseProgram):
         self._power2 *= np.float32(self._config.beta2)
         self.device.synchronize()
 
-    def predict(self, batch: Any, rows: Mapping[str, Floats]) -> Floats:
+    def predict(self, batch: Batch, rows: Mapping[str, Floats]) -> Floats:
         """Log-odds [B, Y], without dropout."""
-        return self._launch("predict", self.feed(batch, rows))["logit"].copy()
+        return self._launch("predict", self._paddle.feed(batch, rows))["logit"].copy()
 
     # ------------------------------------------------------------------------------------------------------------ state
 
@@ -299,7 +293,7 @@ class GpuProgram(DenseProgram):
         Raises:
             ValueError: a name or a shape differs from this model's.
         """
-        super().load_state(state)  # refuses what does not fit
+        self._paddle.load_state(state)  # refuses what does not fit
         self.device.use()
         arrays = {kind: np.zeros(self.num_floats, np.float32) for kind in ("", "moment1", "moment2")}
         for p in self.graphs["train"].parameters:
@@ -322,8 +316,20 @@ class GpuProgram(DenseProgram):
         """Copies of the parameters alone."""
         return {name: value for name, value in self.state().items() if name in self.sizes}
 
+    def load_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
+        """As `DenseProgram.load_parameters`."""
+        self.load_state({**self.state(), **parameters})
 
-class GpuStepBuffer(StepBuffer):
+    def read_output_biases(self) -> NDArray[np.float64]:
+        """As `DenseProgram.read_output_biases`."""
+        return biases_in(self.parameters(), self.output_biases)
+
+    def set_output_biases(self, values_Y: NDArray[np.float64]) -> None:
+        """As `DenseProgram.set_output_biases`."""
+        self.load_parameters(with_biases(self.parameters(), self.output_biases, values_Y))
+
+
+class GpuStepBuffer:
     """The flat gradient stays on the GPU; what follows it is the host's."""
 
     def __init__(self, program: GpuProgram, num_more: int) -> None:
@@ -338,8 +344,7 @@ class GpuStepBuffer(StepBuffer):
         self.tail[:] = 0.0
         self._taken = False
 
-    def take(self, gradients: Gradients) -> None:
-        assert isinstance(gradients, GpuGradients)
+    def take(self, gradients: GpuGradients) -> None:
         if self._num_more >= 2:
             self.tail[:2] = gradients.loss, gradients.weight
         self._taken = True

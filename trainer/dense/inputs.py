@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paddlewheel.data_pipeline.batch import Batch
 from paddlewheel.data_pipeline.config import DataConfig
 from paddlewheel.pserver.config import Tables
 from paddlewheel.trainer.models.base import FeatureSpec
@@ -91,7 +92,7 @@ def feature_spec(layouts: Sequence[TableLayout], num_dense: int, num_labels: int
     return FeatureSpec(num_dense, fields, sequences, tables, single, num_labels)
 
 
-def batch_feed(layouts: Sequence[TableLayout], batch: Any, rows: Mapping[str, Floats]) -> dict[str, NDArray[Any]]:
+def batch_feed(layouts: Sequence[TableLayout], batch: Batch, rows: Mapping[str, Floats]) -> dict[str, NDArray[Any]]:
     """The arrays of a batch by the programs' input names. `rows` holds each table's pulled values [U, W]."""
     feed: dict[str, NDArray[Any]] = {}
     for layout in layouts:

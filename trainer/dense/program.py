@@ -21,6 +21,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
+from paddlewheel.data_pipeline.batch import Batch
 from paddlewheel.trainer.dense.inputs import Floats, TableLayout, batch_feed, feature_spec
 from paddlewheel.trainer.distributed.compression import CompressedSum
 from paddlewheel.trainer.distributed.process_group import ProcessGroup
@@ -33,7 +34,7 @@ _ADAM_STATE = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")  # Paddle
 
 
 @dataclass(frozen=True)
-class Gradients:
+class HostGradients:
     """What one batch asks to change.
 
     Attributes:
@@ -53,8 +54,8 @@ class Gradients:
         return all(bool(np.isfinite(np.vdot(a, a))) for a in (self.flat_N, *self.tables.values()))
 
 
-class StepBuffer:
-    """What the trainers sum in a step: the flat gradient, and behind it the loss, the weight and the loop's flags.
+class HostStepBuffer:
+    """A `StepBuffer` in the host's memory.
 
     Args:
         program: whose gradients they are.
@@ -74,7 +75,7 @@ class StepBuffer:
         self.tail[:] = 0.0
         self._taken = False
 
-    def take(self, gradients: Gradients) -> None:
+    def take(self, gradients: HostGradients) -> None:
         """This trainer's part, with its loss and weight in the first two floats of `tail`."""
         self._all_N[: len(gradients.flat_N)] = gradients.flat_N
         self._taken = True
@@ -121,6 +122,38 @@ def _padded(feed: Mapping[str, NDArray[Any]], num_rows: int) -> dict[str, NDArra
         else np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
         for name, array in feed.items()
     }
+
+
+def biases_in(parameters: Mapping[str, NDArray[Any]], places: Sequence[tuple[str, int]]) -> NDArray[np.float64]:
+    """The output biases among parameters, [Y]; places: see `DenseBackend.output_biases`."""
+    return np.array([parameters[name].reshape(-1)[place] for name, place in places], np.float64)
+
+
+def with_biases(
+    parameters: Mapping[str, NDArray[Any]], places: Sequence[tuple[str, int]], values_Y: NDArray[np.float64]
+) -> dict[str, NDArray[Any]]:
+    """Those of the parameters that hold output biases, with new ones."""
+    changed = {name: parameters[name].copy() for name, _ in places}
+    for (name, place), value in zip(places, values_Y.tolist(), strict=True):
+        changed[name].reshape(-1)[place] = value
+    return changed
+
+
+@dataclass(frozen=True)
+class PaddlePrograms:
+    """Paddle's programs of a dense part, for who runs their operators in another way.
+
+    Attributes:
+        train, predict: the programs.
+        train_outputs, predict_outputs: variables of what they compute: logit, flat, rows/<table>.
+        variables: of parameters and optimizer state, by their stable names.
+    """
+
+    train: Any
+    predict: Any
+    train_outputs: Mapping[str, str]
+    predict_outputs: Mapping[str, str]
+    variables: Mapping[str, str]
 
 
 class OtherDenseError(ValueError):
@@ -297,30 +330,32 @@ class DenseProgram:
                 self._variables[f"adam/{kind}/{name}"] = by_param[param.name].name
         return startup
 
-    def buffer(self, num_more: int, wire: WireType = "float32") -> StepBuffer:
+    def buffer(self, num_more: int, wire: WireType = "float32") -> HostStepBuffer:
         """Where the trainers' gradients are summed, and in what type they travel."""
-        return StepBuffer(self, num_more, wire)
+        return HostStepBuffer(self, num_more, wire)
 
-    def feed(self, batch: Any, rows: Mapping[str, Floats]) -> dict[str, NDArray[Any]]:
+    def feed(self, batch: Batch, rows: Mapping[str, Floats]) -> dict[str, NDArray[Any]]:
         """The arrays of a batch by the programs' input names. `rows` holds each table's pulled values [U, W]."""
         return batch_feed(self._layouts, batch, rows)
 
-    def feed_with_labels(self, batch: Any, rows: Mapping[str, Floats]) -> dict[str, NDArray[Any]]:
+    def feed_with_labels(self, batch: Batch, rows: Mapping[str, Floats]) -> dict[str, NDArray[Any]]:
         """`feed`, with what the loss reads."""
         weight_B = batch.sample_weight_B
-        ones = weight_B is None
-        weight_B1 = np.ones((batch.num_rows, 1), np.float32) if ones else weight_B.reshape(-1, 1).astype(np.float32)
+        if weight_B is None:
+            weight_B1 = np.ones((batch.num_rows, 1), np.float32)
+        else:
+            weight_B1 = weight_B.reshape(-1, 1).astype(np.float32)
         found = {**self.feed(batch, rows), "label": batch.labels_BL, "row_weight": weight_B1}
         return _padded(found, batch.num_rows) if self._pad_rows else found
 
-    def gradients(self, batch: Any, rows: Mapping[str, Floats]) -> Gradients:
+    def gradients(self, batch: Batch, rows: Mapping[str, Floats]) -> HostGradients:
         """Forward and backward over one batch; changes nothing."""
         feed = self.feed_with_labels(batch, rows)
         flat, logit, *tables = self._run(self._main, feed, [self._flat, self._logit, *self._table_grads])
         by_table = {
             layout.name: grads[: len(rows[layout.name])] for layout, grads in zip(self._layouts, tables, strict=True)
         }
-        return Gradients(flat, by_table, logit[: batch.num_rows])
+        return HostGradients(flat, by_table, logit[: batch.num_rows])
 
     def apply(self, flat_N: Floats, total_weight: float, *, rate_factor: float = 1.0) -> None:
         """One Adam step with the gradient `flat_N / total_weight`, [num_floats], clipped as the job says.
@@ -347,7 +382,7 @@ class DenseProgram:
             self._native_adam.step(tensors, gradient, scale=scale, rate=rate, decay=decay, l2=l2)
             offset += size
 
-    def predict(self, batch: Any, rows: Mapping[str, Floats]) -> Floats:
+    def predict(self, batch: Batch, rows: Mapping[str, Floats]) -> Floats:
         """Log-odds [B, Y], without dropout, computed in float32: the same for an export, on any machine."""
         logit_BY: Floats = self._run(self._predict, self.feed(batch, rows), [self._shifted])[0]
         return logit_BY
@@ -415,16 +450,23 @@ class DenseProgram:
 
     def read_output_biases(self) -> NDArray[np.float64]:
         """Values of `output_biases`, [Y]."""
-        now = self.parameters()
-        return np.array([now[name].reshape(-1)[place] for name, place in self.output_biases], np.float64)
+        return biases_in(self.parameters(), self.output_biases)
 
     def set_output_biases(self, values_Y: NDArray[np.float64]) -> None:
         """Set them, [Y]; nothing else changes."""
-        now = self.parameters()
-        changed = {name: now[name] for name, _ in self.output_biases}
-        for (name, place), value in zip(self.output_biases, values_Y.tolist(), strict=True):
-            changed[name].reshape(-1)[place] = value
-        self.load_parameters(changed)
+        self.load_parameters(with_biases(self.parameters(), self.output_biases, values_Y))
+
+    @property
+    def programs(self) -> PaddlePrograms:
+        """What Paddle has built."""
+        rows = {f"rows/{t.name}": v.name for t, v in zip(self._layouts, self._table_grads, strict=True)}
+        return PaddlePrograms(
+            self._main,
+            self._predict,
+            {"logit": self._logit.name, "flat": self._flat.name, **rows},
+            {"logit": self._shifted.name},
+            self._variables,
+        )
 
     def _tensor(self, variable: str) -> Any:
         return self._scope.find_var(variable).get_tensor()

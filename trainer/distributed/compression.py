@@ -22,27 +22,16 @@ Legend: T trainers, N numbers of the gradient, L numbers of a chunk (the last is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.train import WireType
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint16]
-
-
-class Peers(Protocol):
-    """The part of `ProcessGroup` that a compressed sum needs."""
-
-    rank: int
-    num_trainers: int
-
-    def all_to_all(self, outgoing: Mapping[int, NDArray[Any]], incoming: Mapping[int, NDArray[Any]]) -> None:
-        """Send and receive by trainer."""
-        ...
 
 
 class CompressedSum:
@@ -55,7 +44,7 @@ class CompressedSum:
             two to its largest number, so that nothing overflows).
     """
 
-    def __init__(self, peers: Peers, num_floats: int, wire: WireType) -> None:
+    def __init__(self, peers: ProcessGroup, num_floats: int, wire: WireType) -> None:
         self._peers, self._num_floats = peers, num_floats
         assert wire != "float32", "a sum without rounding needs no feedback"
         self._codec: _Codec = _Bfloat16() if wire == "bfloat16" else _Float16()

@@ -6,29 +6,16 @@ The trainers' group over gloo stays for what the host agrees on, and brings NCCL
 from __future__ import annotations
 
 import ctypes
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paddlewheel.trainer.distributed.process_group import PeerLostError
+from paddlewheel.trainer.distributed.process_group import PeerLostError, ProcessGroup
 from paddlewheel.trainer.kernels.gpu import cuda_library
 from paddlewheel.trainer.kernels.gpu.cuda_library import Device, GpuError
 
 _FLOAT, _SUM, _ID_BYTES = 7, 0, 128
 _LIMIT_SECONDS = 30.0
 """As gloo has it: a peer that comes later than this counts as lost."""
-
-
-class Group(Protocol):
-    """The part of `ProcessGroup` that NCCL needs."""
-
-    rank: int
-    num_trainers: int
-
-    def all_reduce(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Over all trainers, in place."""
-        ...
 
 
 class _Id(ctypes.Structure):
@@ -42,7 +29,7 @@ class Nccl:
         GpuError: no NCCL, or it cannot connect.
     """
 
-    def __init__(self, device: Device, group: Group) -> None:
+    def __init__(self, device: Device, group: ProcessGroup) -> None:
         path = cuda_library.nccl_library()
         try:
             self._library = ctypes.CDLL(path or "libnccl.so.2")

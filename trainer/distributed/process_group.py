@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +25,83 @@ from paddlewheel.trainer.distributed import key_value_store as rendezvous_store
 from paddlewheel.trainer.distributed.peer_connections import PeerConnections, PeerLostError, own_address
 from paddlewheel.trainer.distributed.subprocesses import tied
 
-__all__ = ["PeerLostError", "ProcessGroup"]
+__all__ = ["GlooGroup", "PeerLostError", "ProcessGroup", "SingleGroup", "join_group"]
 
 _POLL_SECONDS = 0.02  # besides the 0.045 s that asking the store takes
 
 
-class ProcessGroup:
-    """The group of all trainers of an attempt. With one trainer every call is the identity.
+class ProcessGroup(Protocol):
+    """The group of all trainers of an attempt. All of them make the same calls, in the same order.
+
+    Every call raises PeerLostError when a trainer is gone.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This trainer's place."""
+        ...
+
+    @property
+    def num_trainers(self) -> int:
+        """How many trainers there are."""
+        ...
+
+    def all_reduce(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Sum `array` over all trainers, in place. float32, float64 and int64 of any shape, C-contiguous.
+
+        Every trainer gets the same bits.
+        """
+        ...
+
+    def all_to_all(self, outgoing: Mapping[int, NDArray[Any]], incoming: Mapping[int, NDArray[Any]]) -> None:
+        """Send an array to each trainer in `outgoing` and fill the arrays in `incoming`."""
+        ...
+
+    def all_gather(self, value: int) -> list[int]:
+        """Every trainer's int64 `value`, by rank."""
+        ...
+
+    def barrier(self) -> None:
+        """Return when every trainer has called this, all within 30 s: see `long_barrier`."""
+        ...
+
+    def long_barrier(self) -> None:
+        """Return when every trainer has called this, however long that takes. Not for every step."""
+        ...
+
+
+def join_group(rank: int, num_trainers: int, store: str, *, interface: str | None) -> ProcessGroup:
+    """The group of an attempt's trainers; arguments and errors as of `GlooGroup`, which one trainer does not need."""
+    return SingleGroup() if num_trainers == 1 else GlooGroup(rank, num_trainers, store, interface=interface)
+
+
+class SingleGroup:
+    """The group of one trainer: nobody to sum with, nobody to wait for."""
+
+    rank, num_trainers = 0, 1
+
+    def all_reduce(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The array, as it is."""
+        return array
+
+    def all_to_all(self, outgoing: Mapping[int, NDArray[Any]], incoming: Mapping[int, NDArray[Any]]) -> None:
+        """Nothing: there is no other trainer."""
+        assert not outgoing, outgoing.keys()
+        assert not incoming, incoming.keys()
+
+    def all_gather(self, value: int) -> list[int]:
+        """The value alone."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Nothing to wait for."""
+
+    def long_barrier(self) -> None:
+        """Nothing to wait for."""
+
+
+class GlooGroup:
+    """Several trainers, over gloo.
 
     Args:
         rank, num_trainers: this trainer's place; trainer 0 starts the store.
@@ -48,12 +118,9 @@ class ProcessGroup:
         self, rank: int, num_trainers: int, store: str, *, interface: str | None, timeout_seconds: int = 120
     ) -> None:
         self.rank, self.num_trainers = rank, num_trainers
-        self._group: Any = None
         self._num_rendezvous = 0
         self._mesh: PeerConnections | None = None
         self._lock = threading.Lock()
-        if num_trainers == 1:
-            return
         from paddle.base import core
         from paddle.base.dygraph.tracer import Tracer
 
@@ -68,7 +135,7 @@ class ProcessGroup:
         _wait_for_store(host, int(port), timeout_seconds)
         self._store = core.TCPStore(host, int(port), False, 0, timeout_seconds)
         self._gather_trainers(timeout_seconds)
-        self._group = core.ProcessGroupGloo.create(self._store, rank, num_trainers, 0)
+        self._group: Any = core.ProcessGroupGloo.create(self._store, rank, num_trainers, 0)
 
     def _gather_trainers(self, timeout_seconds: float) -> None:
         """Until all have reached the store: gloo would wait for them without an end."""
@@ -89,8 +156,6 @@ class ProcessGroup:
         Raises:
             PeerLostError: a peer closed its connection.
         """
-        if self._group is None:
-            return array
         assert array.flags.c_contiguous
         with self._lock:
             # Paddle makes such tensors in dynamic mode only (in static mode it crashes): give it a tracer for this line
@@ -132,7 +197,7 @@ class ProcessGroup:
         return [int(v) for v in self.all_reduce(slots_T)]
 
     def barrier(self) -> None:
-        """Return when every trainer has called this, all within 30 s: see `rendezvous`."""
+        """Return when every trainer has called this, all within 30 s: see `long_barrier`."""
         self.all_gather(0)
 
     def long_barrier(self) -> None:
@@ -145,8 +210,6 @@ class ProcessGroup:
         Raises:
             PeerLostError: trainer 0, which holds the store, is gone.
         """
-        if self._group is None:
-            return
         self._num_rendezvous += 1
         key, mine = f"rendezvous-{self._num_rendezvous}", 1
         try:

@@ -16,22 +16,19 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from paddlewheel.data_pipeline.batch import Batch, TableKeys
-from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.client import Pulled
 from paddlewheel.pserver.config import Tables
 from paddlewheel.trainer.loop.new_keys import NewKeyCounter
+from paddlewheel.trainer.loop.pull_ahead import EmbeddingSource, Floats, PullThread
 from paddlewheel.trainer.telemetry import DurationHistogram
-
-Floats = NDArray[np.float32]
 
 
 def occurrences(keys: TableKeys, labels_B: Floats) -> tuple[Floats, Floats]:
@@ -49,7 +46,7 @@ def occurrences(keys: TableKeys, labels_B: Floats) -> tuple[Floats, Floats]:
 
 @dataclass
 class Traffic:
-    """What an `EmbeddingPipeline` has moved, for the metrics. May be shared by one exchange after the other."""
+    """What an `EmbeddingPipeline` has moved, for the metrics. May be shared by one pipeline after the other."""
 
     pulls: DurationHistogram = field(default_factory=DurationHistogram)
     pushes: DurationHistogram = field(default_factory=DurationHistogram)
@@ -61,19 +58,50 @@ class Traffic:
     ready_batches: int = 0
 
 
-class _Pulled(NamedTuple):
+class EmbeddingTables(EmbeddingSource, Protocol):
+    """An `EmbeddingSource` that can be trained."""
+
+    def pull_with_counts(self, table: str, keys_U: NDArray[np.uint64]) -> Pulled:
+        """As `pull`, with what each key has been shown, and whether it is admitted."""
+        ...
+
+    def push(
+        self,
+        table: str,
+        keys_U: NDArray[np.uint64],
+        grads_UW: Floats,
+        shows_U: Floats,
+        clicks_U: Floats,
+        *,
+        rate: float = 1.0,
+    ) -> None:
+        """One update for each key; see `pserver.client.Client.push`."""
+        ...
+
+
+class _Values(NamedTuple):
     """What the servers gave for a batch, by table: values [U, W], and of tables with an admission who passed it [U]."""
 
     rows: dict[str, Floats]
     admitted: dict[str, NDArray[np.bool_]]
 
 
-class _Ready(NamedTuple):
-    """A batch with what was pulled for it. era: how many day boundaries the pull had behind it."""
+class TrainingItem:
+    """A batch and what was pulled for it. Either `push` or `discard` must follow, once."""
 
-    batch: Batch
-    pulled: _Pulled
-    era: int
+    __slots__ = ("_admitted", "_number", "_pipeline", "batch", "rows")
+
+    def __init__(self, pipeline: EmbeddingPipeline, number: int, batch: Batch, values: _Values) -> None:
+        self._pipeline, self._number, self._admitted = pipeline, number, values.admitted
+        self.batch, self.rows = batch, values.rows
+
+    def push(self, gradients: Mapping[str, Floats], rate: float = 1.0) -> None:
+        """Send the gradients, [U, W] by table; returns at once. rate: factor of the tables' learning rates."""
+        self._pipeline._push_later(_Push(self._number, self.batch, self.rows, self._admitted, gradients, rate))  # noqa: SLF001  its maker
+
+    def discard(self) -> None:
+        """This batch changes nothing."""
+        self._pipeline._discard(self._number)  # noqa: SLF001
 
 
 class _Push(NamedTuple):
@@ -87,8 +115,8 @@ class _Push(NamedTuple):
     rate: float
 
 
-class EmbeddingPipeline:
-    """Iterator of (batch, pulled values by table); `push` or `skip` must follow each item, in order.
+class EmbeddingPipeline(PullThread[Batch, _Values, TrainingItem]):
+    """Iterator of `TrainingItem`s in the order of the batches. Use as a context manager.
 
     Args:
         client: connection to the servers.
@@ -103,8 +131,8 @@ class EmbeddingPipeline:
 
     def __init__(
         self,
-        client: Client,
-        batches: Iterator[Batch],
+        client: EmbeddingTables,
+        batches: Iterable[Batch],
         *,
         max_staleness_steps: int,
         embedding_l2: float = 0.0,
@@ -113,71 +141,34 @@ class EmbeddingPipeline:
         traffic: Traffic | None = None,
         growth: NewKeyCounter | None = None,
     ) -> None:
-        self._client, self._batches, self._l2 = client, batches, embedding_l2
-        self._staleness = max_staleness_steps
-        self._settled = 0  # so many batches, the first ones, were skipped or their push has reached the servers
-        self._settled_early: set[int] = set()  # numbers of later ones: a skip overtakes the push before it
+        super().__init__(batches)
+        self._client, self._l2, self._staleness = client, embedding_l2, max_staleness_steps
+        self._settled = 0  # so many batches, the first ones, were discarded or their push has reached the servers
+        self._settled_early: set[int] = set()  # numbers of later ones: a discard overtakes the push before it
         self._released = 0  # the same, as far as pulls may count on it
         self._wait_for_all = wait_for_all
         self._first_order = {n: t.first_order for n, t in (tables or {}).items() if t.admission_threshold is not None}
-        self._changed = threading.Condition()
-        self._closed = False
-        self._error: BaseException | None = None
-        self._ready: queue.Queue[_Ready | BaseException] = queue.Queue(maxsize=max_staleness_steps + 1)
-        self._pushes: queue.Queue[_Push | None] = queue.Queue()
-        self._taken = 0
-        self._admitted: Mapping[str, NDArray[np.bool_]] = {}  # of the batch that was taken last
-        self._has_first = threading.Event()
-        self._pulling = self._held = False
-        self._era = 0
+        self._answered: set[int] = set()  # taken items that were pushed or discarded, and are not settled
+        self._pushes: queue.SimpleQueue[_Push | None] = queue.SimpleQueue()
+        self._held = False
         self._traffic, self._growth = traffic or Traffic(), growth
-        self._threads = [
-            threading.Thread(target=work, name=name, daemon=True)
-            for name, work in (("pull", self._pull_all), ("push", self._push_all))
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def __iter__(self) -> EmbeddingPipeline:
-        return self
-
-    def __next__(self) -> tuple[Batch, dict[str, Floats]]:
-        while True:
-            self._raise_error()
-            try:
-                item = self._ready.get(timeout=0.2)  # so that a failed push is noticed while no batch comes
-                break
-            except queue.Empty:
-                continue
-        if isinstance(item, BaseException):
-            self._ready.put(item)
-            raise item
-        pulled = item.pulled if item.era == self._era else self._pull(item.batch)
-        self._taken += 1
-        self._admitted = pulled.admitted
-        return item.batch, pulled.rows
-
-    def wait_for_first(self) -> None:
-        """Return when the first item, or the end, can be had without waiting. Raises what the threads raised."""
-        while not self._has_first.wait(0.2):
-            self._raise_error()
-
-    def push(
-        self, batch: Batch, rows: Mapping[str, Floats], gradients: Mapping[str, Floats], rate: float = 1.0
-    ) -> None:
-        """Send the gradients of the item just taken; returns at once. rate: factor of the tables' learning rates."""
-        self._pushes.put(_Push(self._taken - 1, batch, rows, self._admitted, gradients, rate))
-
-    def skip(self) -> None:
-        """The item just taken changes nothing."""
-        self._settle(self._taken - 1)
+        self._threads.append(threading.Thread(target=self._push_all, name="push", daemon=True))
+        self._start()
 
     def drain(self) -> None:
-        """Return when every push so far is applied on the servers."""
+        """Return when every push so far is applied on the servers.
+
+        Raises:
+            RuntimeError: an item was taken and neither pushed nor discarded; its push would be waited for in vain.
+        """
         with self._changed:
+            self._raise_error()
+            open_items = self._taken - self._settled - len(self._answered)
+            if open_items > 0:
+                raise RuntimeError(f"{open_items} items were taken from the pipeline and neither pushed nor discarded")
             while self._settled < self._taken and self._error is None:
-                self._changed.wait(0.2)
-        self._raise_error()
+                self._changed.wait()
+            self._raise_error()
 
     def release(self) -> None:
         """All trainers have drained: pulls may rely on every push so far."""
@@ -196,87 +187,60 @@ class EmbeddingPipeline:
             yield
         finally:
             with self._changed:
+                for ready in self._ready:
+                    ready.values = None
                 self._held = False
-                self._era += 1
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """End both threads. Batches pulled but not taken are dropped."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        """End both threads, after the pushes that are on their way. What was pulled and not taken is dropped."""
         self._pushes.put(None)
-        while any(t.is_alive() for t in self._threads):
-            with contextlib.suppress(queue.Empty):
-                self._ready.get(timeout=0.05)
-        for thread in self._threads:
-            thread.join()
+        super().close()
 
-    def __enter__(self) -> Self:
-        return self
+    def _push_later(self, push: _Push) -> None:
+        self._answer(push.number)
+        self._pushes.put(push)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _discard(self, number: int) -> None:
+        self._answer(number)
+        self._settle(number)
 
-    def _fail(self, error: BaseException) -> None:
+    def _answer(self, number: int) -> None:
         with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
+            if number < self._settled or number in self._answered:
+                raise RuntimeError(f"batch {number} of the pipeline was pushed or discarded before")
+            self._answered.add(number)
 
     def _settle(self, number: int) -> None:
         with self._changed:
             self._settled_early.add(number)
             while self._settled in self._settled_early:
                 self._settled_early.remove(self._settled)
+                self._answered.remove(self._settled)
                 self._settled += 1
             if not self._wait_for_all:
                 self._released = self._settled
             self._changed.notify_all()
 
-    def _pull_all(self) -> None:
-        """Puts pulled batches in order, then StopIteration or the error that ended them."""
-        try:
-            for number, batch in enumerate(self._batches):
-                with self._changed:
-                    while self._must_wait(number) and not self._closed and self._error is None:
-                        self._changed.wait()
-                    if self._closed or self._error is not None:
-                        return
-                    self._traffic.staleness_steps = number - self._settled
-                    self._pulling, era = True, self._era
-                try:
-                    pulled = self._pull(batch, self._growth)
-                finally:
-                    with self._changed:
-                        self._pulling = False
-                        self._changed.notify_all()
-                self._ready.put(_Ready(batch, pulled, era))
-                self._has_first.set()
-                self._traffic.ready_batches = self._ready.qsize()
-        except BaseException as error:  # noqa: BLE001  raised again in the training thread
-            self._ready.put(error)
-        else:
-            self._ready.put(StopIteration())
-        finally:
-            self._has_first.set()
+    def _may_pull(self, number: int) -> bool:
+        may = not self._held and self._released >= number - self._staleness
+        if may:
+            self._traffic.staleness_steps = number - self._settled
+        return may
 
-    def _must_wait(self, number: int) -> bool:
-        """Whether batch `number` may not be pulled yet."""
-        return self._held or self._released < number - self._staleness
+    def _item(self, number: int, payload: Batch, values: _Values) -> TrainingItem:
+        return TrainingItem(self, number, payload, values)
 
-    def _pull(self, batch: Batch, growth: NewKeyCounter | None = None) -> _Pulled:
+    def _pull(self, payload: Batch, *, again: bool = False) -> _Values:
+        batch, growth = payload, None if again else self._growth
         start = time.perf_counter()
-        if growth is None and not self._first_order:
-            pulled = _Pulled({name: self._client.pull(name, keys.keys_U) for name, keys in batch.tables.items()}, {})
+        if not batch.num_rows:
+            pulled = _Values({}, {})
+        elif growth is None and not self._first_order:
+            pulled = _Values({name: self._client.pull(name, keys.keys_U) for name, keys in batch.tables.items()}, {})
         else:
             found = {name: self._client.pull_with_counts(name, keys.keys_U) for name, keys in batch.tables.items()}
-            pulled = _Pulled(
+            pulled = _Values(
                 {name: each.values_UW for name, each in found.items()},
                 {name: each.admitted_U for name, each in found.items() if name in self._first_order},
             )
@@ -286,6 +250,7 @@ class EmbeddingPipeline:
         self._traffic.pulls.observe(time.perf_counter() - start)
         self._traffic.pulled_keys += sum(len(values) for values in rows.values())
         self._traffic.pulled_bytes += sum(values.nbytes for values in rows.values())
+        self._traffic.ready_batches = len(self._ready) + (not again)
         return pulled
 
     def _push_all(self) -> None:
@@ -308,8 +273,7 @@ class EmbeddingPipeline:
                     grads_UW = grads_UW + self._l2 * shows_U[:, None] * rows[name]
                 if name in item.admitted:
                     grads_UW = _admitted_part(grads_UW, item.admitted[name], first_order=self._first_order[name])
-                rate = {} if item.rate == 1.0 else {"rate": item.rate}
-                self._client.push(name, keys.keys_U, grads_UW, shows_U, clicks_U, **rate)
+                self._client.push(name, keys.keys_U, grads_UW, shows_U, clicks_U, rate=item.rate)
                 self._traffic.pushed_bytes += grads_UW.nbytes
 
 

@@ -15,11 +15,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from paddlewheel.data_pipeline.batch import Batch
-from paddlewheel.pserver.client import Client
-from paddlewheel.trainer.dense.program import DenseProgram
+from paddlewheel.trainer.dense.protocols import Predictor
 from paddlewheel.trainer.distributed.process_group import ProcessGroup
-from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
 from paddlewheel.trainer.loop.metrics import ClickMetrics, GroupedMetrics, GroupedSums, Rows, WeightedMetrics
+from paddlewheel.trainer.loop.pull_ahead import EmbeddingSource, PullAhead
 
 # An evaluation changes nothing, so pulls may run ahead as far as memory allows.
 PULL_AHEAD = 2
@@ -163,8 +162,8 @@ def merge_groups(grouped: GroupedMetrics, sync: ProcessGroup, *, rows_per_merge:
 
 
 def evaluate(
-    program: DenseProgram,
-    client: Client,
+    program: Predictor,
+    source: EmbeddingSource,
     sync: ProcessGroup,
     batches: Iterator[Batch],
     *,
@@ -177,7 +176,7 @@ def evaluate(
 
     Args:
         program: scores the rows.
-        client: pulls their keys.
+        source: of their embeddings.
         sync: all trainers.
         batches: this trainer's; those without rows are passed over.
         labels: names, see `Scores`.
@@ -191,13 +190,13 @@ def evaluate(
     """
     scores = Scores(labels, weighted=weighted)
     broken_off = False
-    with EmbeddingPipeline(client, (b for b in batches if b.num_rows), max_staleness_steps=PULL_AHEAD) as exchange:
-        for batch, rows in exchange:
+    with PullAhead(source, (b for b in batches if b.num_rows), lambda batch: batch, ahead=PULL_AHEAD) as ahead:
+        for item in ahead:
             if is_to_stop():
                 broken_off = True
                 break
-            scores.update(batch, program.predict(batch, rows))
-            exchange.skip()
+            batch = item.payload
+            scores.update(batch, program.predict(batch, item.rows))
             if on_rows is not None:
                 on_rows(batch.num_rows)
     sync.long_barrier()  # some may have had more rows

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from paddlewheel.data_pipeline.batch import Batch
-from paddlewheel.trainer.dense.program import DenseProgram
+from paddlewheel.trainer.dense.protocols import DenseBackend
 from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.train import WireType
 from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
@@ -138,9 +138,94 @@ class Signals:
 
 
 @dataclass(frozen=True)
-class StepOutcome:
+class StepTaken:
+    """A step was taken: with this trainer's batch, if it had one. skipped: it was not finite, and changed nothing."""
+
+    batch: Batch | None
+    skipped: bool
+
+
+@dataclass(frozen=True)
+class CheckpointDue:
+    """At the same step on all trainers, with no push in flight on this one."""
+
+
+@dataclass(frozen=True)
+class BoundaryDue:
+    """A day boundary with its checkpoint: nothing is in flight on this trainer until the loop goes on."""
+
+
+@dataclass(frozen=True)
+class EvaluationDue:
+    """No push is in flight on any trainer. Who leaves the loop here ends training."""
+
+
+@dataclass(frozen=True)
+class EpochOver:
+    """No trainer has rows left, and the pushes of all are applied. The last one."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A stop was agreed on before the epoch was over; the pushes of this trainer are applied. The last one."""
+
+
+Due = StepTaken | CheckpointDue | BoundaryDue | EvaluationDue | EpochOver | Stopped
+
+
+class Schedule(Protocol):
+    """What is due when, and how fast is learnt: the same on all trainers."""
+
+    def checkpoint(self, step: int) -> bool:
+        """Whether a checkpoint follows a step (the first is 1)."""
+        ...
+
+    def evaluation(self, step: int) -> bool:
+        """Whether an evaluation follows a step, within an epoch."""
+        ...
+
+    def boundary(self, taken_rows: int) -> bool:
+        """Whether a day boundary follows so many rows, within an epoch."""
+        ...
+
+    def dense_rate(self, step: int) -> float:
+        """Factor on the dense learning rate in a step; the first is 0."""
+        ...
+
+    def table_rate(self, step: int) -> float:
+        """The same for the learning rates of the tables."""
+        ...
+
+
+class NothingDue:
+    """A `Schedule` of training alone, at constant learning rates."""
+
+    def checkpoint(self, step: int) -> bool:
+        """Never."""
+        return False
+
+    def evaluation(self, step: int) -> bool:
+        """Never."""
+        return False
+
+    def boundary(self, taken_rows: int) -> bool:
+        """Never."""
+        return False
+
+    def dense_rate(self, step: int) -> float:
+        """As the job says."""
+        return 1.0
+
+    def table_rate(self, step: int) -> float:
+        """As the job says."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class _Agreed:
     """What all trainers agreed on in one step."""
 
+    taken: StepTaken
     epoch_over: bool
     stop: bool
     checkpoint: bool
@@ -153,110 +238,92 @@ class TrainLoop:
         program: dense part.
         sync: the trainers' group.
         max_nonfinite_steps: see `TrainConfig.max_nonfinite_steps`.
-        checkpoint_every_steps: see `CheckpointConfig.every_steps`.
-        on_step: called after every step with this trainer's batch, if it had one, and whether it was skipped as bad.
-        rate_factor: factor on the dense learning rate in each step; the first step is 0.
-        table_rate_factor: the same for the learning rates of the tables.
+        schedule: what is due when.
         wire: see `TrainConfig.allreduce_dtype`.
     """
 
     def __init__(
         self,
-        program: DenseProgram,
+        program: DenseBackend,
         sync: ProcessGroup,
         *,
         max_nonfinite_steps: int,
-        checkpoint_every_steps: int | None,
         signals: Signals,
-        on_step: Callable[[Progress, Batch | None, bool], None],
-        rate_factor: Callable[[int], float] = lambda _: 1.0,
-        table_rate_factor: Callable[[int], float] = lambda _: 1.0,
+        schedule: Schedule,
         wire: WireType = "float32",
     ) -> None:
-        self._program, self._sync, self._signals, self._on_step = program, sync, signals, on_step
-        self._max_bad_steps, self._every_steps = max_nonfinite_steps, checkpoint_every_steps
-        self._rate_factor, self._table_rate_factor = rate_factor, table_rate_factor
+        self._program, self._sync, self._signals, self._schedule = program, sync, signals, schedule
+        self._max_bad_steps = max_nonfinite_steps
         self._buffer = program.buffer(len(Slot), wire)
         self.progress = Progress()
         self.running = ClickMetrics(bits=14)
         self.phases = Phases()
 
-    def epoch(
-        self,
-        exchange: EmbeddingPipeline,
-        *,
-        rows_left: int,
-        synchronous: bool,
-        on_checkpoint: Callable[[], object],
-        evaluation_due: Callable[[int], bool] = lambda _: False,
-        on_evaluation: Callable[[], bool] = lambda: True,
-        boundary_due: Callable[[], bool] = lambda: False,
-        on_boundary: Callable[[], None] = lambda: None,
-    ) -> bool:
-        """Train until no trainer has rows left; False when a stop was agreed before that.
+    def run(self, pipeline: EmbeddingPipeline, *, rows_left: int, synchronous: bool) -> Iterator[Due]:
+        """Train until no trainer has rows left or a stop is agreed on; yields what is due at the place where it is.
+
+        All trainers meet the same things at the same steps (but for the batches in `StepTaken`), and training stands
+        still until the next one is asked for.
 
         Args:
-            exchange: this trainer's batches of the epoch (or of what is left of it).
+            pipeline: this trainer's batches of the epoch (or of what is left of it).
             rows_left: rows that all trainers together will take, if none is lost.
-            synchronous: after every step, wait until all trainers' pushes are applied (`exchange` must `wait_for_all`).
-            on_checkpoint: called on all trainers at the same step boundary, with no push in flight on this trainer.
-            evaluation_due: whether an evaluation follows a step (the first is 1).
-            on_evaluation: that evaluation, called on all trainers with no push in flight on any; False stops training.
-            boundary_due: whether a day boundary follows the step just taken; the same on all trainers.
-            on_boundary: that boundary, its checkpoint included; called on all trainers with nothing in flight on this
-                one until it returns.
+            synchronous: after every step, wait until all trainers' pushes are applied (`pipeline` must `wait_for_all`).
 
         Raises:
             BadStepsError, RowsLostError, PeerLostError, and whatever reading, pulling or pushing raised.
         """
-        self.progress.epoch_rows = self.progress.epoch_taken = 0
-        exchange.wait_for_first()  # however long reading takes one of them: within a step, 30 s is all that gloo waits
+        progress, schedule = self.progress, self._schedule
+        progress.epoch_rows = progress.epoch_taken = 0
+        pipeline.wait_for_first()  # however long reading takes one of them: within a step, 30 s is all that gloo waits
         self._sync.long_barrier()
         while True:
-            outcome = self._step(exchange)
-            at_boundary = boundary_due()
-            if outcome.checkpoint or outcome.epoch_over or synchronous or at_boundary:
-                exchange.drain()
+            agreed = self._step(pipeline)
+            yield agreed.taken
+            at_boundary = schedule.boundary(progress.taken)
+            if agreed.checkpoint or agreed.epoch_over or synchronous or at_boundary:
+                pipeline.drain()
             if synchronous:
                 self._sync.barrier()
-                exchange.release()
+                pipeline.release()
             if at_boundary:
-                with exchange.held():
-                    on_boundary()
-            elif outcome.checkpoint:
-                on_checkpoint()
-            if outcome.epoch_over:
-                if self.progress.epoch_taken != rows_left:
+                with pipeline.held():
+                    yield BoundaryDue()
+            elif agreed.checkpoint:
+                yield CheckpointDue()
+            if agreed.epoch_over:
+                if progress.epoch_taken != rows_left:
                     raise RowsLostError(
-                        f"epoch {self.progress.epoch} ended after {self.progress.epoch_taken} rows of {rows_left}: the "
+                        f"epoch {progress.epoch} ended after {progress.epoch_taken} rows of {rows_left}: the "
                         "files in data.train are no longer what they were when the epoch began. Leave them as they are "
                         "while the job runs, and train again; if nobody changed them, this is a mistake in paddlewheel"
                     )
                 self._sync.barrier()  # whoever evaluates or saves now sees the pushes of all
-                return True
-            if outcome.stop:  # before an evaluation: a resumed run makes up for it
-                exchange.drain()
-                return False
-            if evaluation_due(self.progress.step):
-                exchange.drain()
+                yield EpochOver()
+                return
+            if agreed.stop:  # before an evaluation: a resumed run makes up for it
+                pipeline.drain()
+                yield Stopped()
+                return
+            if schedule.evaluation(progress.step):
+                pipeline.drain()
                 self._sync.barrier()
-                if not on_evaluation():
-                    return False
+                yield EvaluationDue()
 
-    def _step(self, exchange: EmbeddingPipeline) -> StepOutcome:
+    def _step(self, pipeline: EmbeddingPipeline) -> _Agreed:
         program, progress, phases, buffer = self._program, self.progress, self.phases, self._buffer
         phases.start()
-        item = next(exchange, None)
+        item = next(pipeline, None)
         phases.end("wait")
         buffer.clear()
         tail = buffer.tail
         gradients = None
         if item is not None:
-            taken = sum(span.num_rows for span in item[0].spans)
+            taken = sum(span.num_rows for span in item.batch.spans)
             tail[Slot.TAKEN_HIGH], tail[Slot.TAKEN] = divmod(taken, _DIGIT)
-        if item is not None and item[0].num_rows:
-            batch, rows = item
-            gradients = program.gradients(batch, rows)
+        if item is not None and item.batch.num_rows:
+            batch = item.batch
+            gradients = program.gradients(batch, item.rows)
             phases.end("compute")
             tail[Slot.ROWS] = batch.num_rows
             progress.own_rows += batch.num_rows
@@ -282,7 +349,7 @@ class TrainLoop:
         progress.taken += taken
         bad = agreed[Slot.BAD] > 0 or not np.isfinite(agreed[Slot.LOSS])
         if agreed[Slot.ROWS] > 0 and not bad and agreed[Slot.WEIGHT] > 0:
-            factor = self._rate_factor(progress.step - 1)
+            factor = self._schedule.dense_rate(progress.step - 1)
             buffer.apply(agreed[Slot.WEIGHT], rate_factor=factor)
             progress.loss_sum += agreed[Slot.LOSS]
             progress.weight_sum += agreed[Slot.WEIGHT]
@@ -290,15 +357,15 @@ class TrainLoop:
         phases.end("apply")
         if item is not None:
             if bad or gradients is None:
-                exchange.skip()
+                item.discard()
             else:
-                exchange.push(*item, gradients.tables, rate=self._table_rate_factor(progress.step - 1))
+                item.push(gradients.tables, rate=self._schedule.table_rate(progress.step - 1))
             phases.end("push")
         if bad:
             self._count_bad_step(int(agreed[Slot.ROWS]))
-        self._on_step(progress, None if item is None else item[0], bad)
-        due = self._every_steps is not None and not epoch_over and progress.step % self._every_steps == 0
-        return StepOutcome(epoch_over, agreed[Slot.STOP] > 0, due or agreed[Slot.CHECKPOINT] > 0)
+        due = not epoch_over and self._schedule.checkpoint(progress.step)
+        step = StepTaken(None if item is None else item.batch, bad)
+        return _Agreed(step, epoch_over, agreed[Slot.STOP] > 0, due or agreed[Slot.CHECKPOINT] > 0)
 
     def _count_bad_step(self, rows: int) -> None:
         self.progress.bad_steps += 1

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -33,7 +33,6 @@ from paddlewheel.data_pipeline.loader import Loader
 from paddlewheel.data_pipeline.signature import InputSignature
 from paddlewheel.data_pipeline.statistics import Fitted
 from paddlewheel.pserver import saved_tables
-from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.config import TableConfig
 from paddlewheel.pserver.export import Dtype, export_table
 from paddlewheel.pserver.initializer import Initializer
@@ -42,7 +41,7 @@ from paddlewheel.trainer.checkpoint import manifest
 from paddlewheel.trainer.checkpoint.trained_model import DENSE, SPEC, TrainedModel, trained_with
 from paddlewheel.trainer.dense.inputs import TableLayout, layouts
 from paddlewheel.trainer.dense.program import DenseProgram
-from paddlewheel.trainer.distributed.process_group import ProcessGroup
+from paddlewheel.trainer.distributed.process_group import SingleGroup
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.job.train import logit_shift
 from paddlewheel.trainer.kernels import cpu
@@ -480,9 +479,9 @@ def _evaluate(job: JobConfig, folder: Path, tables: Path, lookup: Path) -> dict[
     config = job.data.model_copy(update={"slice_metrics_by": (), "group": None})
     with Loader(data, config, data.slices(), seed=0, epoch=0, training=False) as loader:
         return evaluate(
-            cast("DenseProgram", program),
-            cast("Client", pulls),
-            ProcessGroup(0, 1, "", interface=None),
+            program,
+            pulls,
+            SingleGroup(),
             iter(loader),
             labels=job.data.labels,
         )

@@ -9,6 +9,7 @@ from typing import Any
 import paddle
 from numpy.typing import NDArray
 
+from paddlewheel.data_pipeline.batch import Batch
 from paddlewheel.trainer.dense.inputs import Floats, TableLayout, batch_feed
 
 
@@ -22,7 +23,7 @@ class ExportedProgram:
         with paddle.static.scope_guard(self._scope):
             self._program, self._inputs, self._outputs = paddle.static.load_inference_model(str(prefix), self._executor)
 
-    def predict(self, batch: Any, rows: Mapping[str, Floats]) -> Floats:
+    def predict(self, batch: Batch, rows: Mapping[str, Floats]) -> Floats:
         """Log-odds [B, Y], as `DenseProgram.predict`."""
         return self.run(batch_feed(self._layouts, batch, rows))
 

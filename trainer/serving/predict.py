@@ -7,27 +7,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from paddlewheel.data_pipeline.batch import Batch
 from paddlewheel.data_pipeline.dataset import Dataset
 from paddlewheel.data_pipeline.errors import DataError
 from paddlewheel.data_pipeline.scoring_reader import Block, Blocks, scoring_config
 from paddlewheel.pserver import saved_tables
 from paddlewheel.pserver.client import Client
 from paddlewheel.trainer.checkpoint.trained_model import TrainedModel, trained_with
+from paddlewheel.trainer.dense.protocols import Predictor
 from paddlewheel.trainer.job.config import JobConfig
-from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
 from paddlewheel.trainer.loop.evaluate import PULL_AHEAD
+from paddlewheel.trainer.loop.pull_ahead import EmbeddingSource, PullAhead
 from paddlewheel.trainer.serving.export import check_target
 
 PROBLEM = "problem"
@@ -37,14 +36,6 @@ _SAMPLED_KEYS, _MUST_BE_KNOWN = 1_000, 0.9
 
 class PredictError(ValueError):
     """Nothing was scored: the command cannot work as it was given."""
-
-
-class _Program(Protocol):
-    def predict(self, batch: Any, rows: Any) -> NDArray[np.float32]: ...
-
-
-class _Tables(Protocol):
-    def pull(self, table: str, keys_U: NDArray[np.uint64]) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True)
@@ -118,7 +109,7 @@ class Request:
 
 
 def predict(
-    request: Request, program: _Program, tables: _Tables, *, on_rows: Callable[[int], None] = lambda _: None
+    request: Request, program: Predictor, tables: EmbeddingSource, *, on_rows: Callable[[int], None] = lambda _: None
 ) -> Prediction:
     """Scores all rows and writes them; the file appears whole or not at all.
 
@@ -202,27 +193,13 @@ def _some_keys(saved: saved_tables.SavedTable) -> NDArray[np.uint64]:
     return np.concatenate(found)
 
 
-def _scored(blocks: Blocks, program: _Program, tables: _Tables) -> Iterator[tuple[Block, NDArray[np.float32]]]:
+def _scored(blocks: Blocks, program: Predictor, tables: EmbeddingSource) -> Iterator[tuple[Block, NDArray[np.float32]]]:
     """Blocks in order with the probabilities [B, Y] of their usable rows."""
-    ahead: deque[Block] = deque()  # read, not yet scored; the exchange bounds it
-
-    def batches() -> Iterator[Batch]:
-        for block in blocks:
-            ahead.append(block)
-            if block.batch.num_rows:
-                yield block.batch
-
     none_BY = np.zeros((0, 0), np.float32)
-    with EmbeddingPipeline(cast("Client", tables), batches(), max_staleness_steps=PULL_AHEAD) as exchange:
-        for batch, rows in exchange:
-            while not ahead[0].batch.num_rows:
-                yield ahead.popleft(), none_BY
-            block = ahead.popleft()
-            assert block.batch is batch
-            logit_BY = program.predict(batch, rows)
-            exchange.skip()
-            yield block, _probability(logit_BY)
-    yield from ((block, none_BY) for block in ahead)
+    with PullAhead(tables, blocks, lambda block: block.batch, ahead=PULL_AHEAD) as ahead:
+        for item in ahead:
+            block = item.payload
+            yield block, _probability(program.predict(block.batch, item.rows)) if block.batch.num_rows else none_BY
 
 
 def _probability(logit_BY: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -14,24 +14,16 @@ from typing import Any, Literal
 import numpy as np
 
 from paddlewheel.data_pipeline.signature import InputSignature
-from paddlewheel.pserver.client import Client
 from paddlewheel.pserver.errors import PathError, ServerError
 from paddlewheel.pserver.messages import Remark
-from paddlewheel.pserver.saved_tables import open_table
 from paddlewheel.trainer.checkpoint import manifest
-from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
-from paddlewheel.trainer.checkpoint.host_transfer import RemoteDraft, load_remote, tables_of
-from paddlewheel.trainer.checkpoint.object_store import ObjectStore, RemoteCheckpoint
-from paddlewheel.trainer.checkpoint.store import is_remote
-from paddlewheel.trainer.coordinator.specs import TrainerSpec
-from paddlewheel.trainer.dense.program import DenseProgram
-from paddlewheel.trainer.distributed.process_group import ProcessGroup
+from paddlewheel.trainer.checkpoint.manifest import CheckpointError
+from paddlewheel.trainer.checkpoint.store import SavedModel
 from paddlewheel.trainer.loop.span_log import Trained
 from paddlewheel.trainer.loop.train import Progress
 from paddlewheel.trainer.protocol.messages import CheckpointSaved, Committed, NotCommitted, PhaseChanged
 from paddlewheel.trainer.worker import warm_start
-from paddlewheel.trainer.worker.agent_channel import AgentChannel
-from paddlewheel.trainer.worker.coordinator_client import CoordinatorClient
+from paddlewheel.trainer.worker.context import WorkerContext
 from paddlewheel.trainer.worker.table_lifecycle import TableLifecycle
 
 _COMMITTED, _STOP, _BESIDE = 1, 2, 3
@@ -39,10 +31,6 @@ _COMMITTED, _STOP, _BESIDE = 1, 2, 3
 
 class SaveError(RuntimeError):
     """A checkpoint could not be saved or committed, and the job is told to stop then."""
-
-
-def _checksums(sparse: Path) -> dict[str, str]:
-    return {path.name: open_table(path).checksum for path in sparse.iterdir() if path.is_dir()}
 
 
 @dataclass(frozen=True)
@@ -58,26 +46,20 @@ class _Save:
 
 
 class Checkpointer:
-    """All trainers have one, and call it at the same steps; see attempt.py for what it is given."""
+    """All trainers have one, and call it at the same steps. life: is told what each save holds."""
 
-    def __init__(
-        self,
-        spec: TrainerSpec,
-        client: Client,
-        program: DenseProgram,
-        sync: ProcessGroup,
-        life: TableLifecycle,
-        coordinator: CoordinatorClient,
-        link: AgentChannel,
-    ) -> None:
-        self._spec, self._client, self._program, self._sync = spec, client, program, sync
-        self._life, self._coordinator, self._link = life, coordinator, link
+    def __init__(self, context: WorkerContext, life: TableLifecycle) -> None:
+        self._spec, self._client, self._program = context.spec, context.client, context.program
+        self._sync, self._coordinator, self._link = context.group, context.coordinator, context.link
+        self._store, self._context, self._life = context.store, context, life
         self.restored_step = self.saved_step = -1
         self._beside: int | None = None  # step of the checkpoint that is being saved while training goes on
         self._saving: threading.Thread | None = None  # on trainer 0
         self._outcome = 0  # of that thread
         self._error: BaseException | None = None
         self._base: manifest.Base | None = None  # on trainer 0: what the next save may lead on from; None: it is full
+        self.best: str | None = None
+        """Address of the checkpoint that is marked as the best; None also where only trainer 0 knows."""
         self.saved: dict[str, Any] = {}
         """On trainer 0, of the newest checkpoint, saved or restored: `keys`, `checkpoint`, and of one that was saved in
         this attempt `checkpoint_seconds`."""
@@ -95,9 +77,39 @@ class Checkpointer:
         """Of the checkpoint of a step that `has`; None: only trainer 0 knows."""
         return self.saved.get("checkpoint") if step == self.saved_step else self._spec.restore
 
+    def keep_best(self, step: int, save: Callable[[], object]) -> None:
+        """Mark the checkpoint of this step as the best, made by `save` if there is none yet. On all trainers."""
+        if not self.has(step):
+            save()
+        self.mark_best(step)
+
+    def mark_best(self, step: int) -> None:
+        """Keep the checkpoint of this step as the best; one that failed leaves the best before it. On all trainers."""
+        if not self.has(step):
+            return
+        self.best = self.address(step)
+        if self.best is not None and self._context.is_first:
+            store, address = self._context.store_of(self.best)
+            store.mark_best(address)
+
+    def restore_best(self, step: int | None) -> None:
+        """Put the mark back at the checkpoint of this step, among those of the restored one, if it is there.
+
+        It may stand at a later checkpoint, which is not part of what training goes on from, or have been lost with one
+        that was damaged.
+        """
+        assert self._spec.restore is not None
+        store, _ = self._context.store_of(self._spec.restore)
+        marked, best = store.best(), f"{store.location}/step-{step}"
+        if step is not None and best in store.committed():
+            if best != marked and self._context.is_first and self._spec.mode == "train":
+                store.mark_best(best)
+            marked = best
+        self.best = marked
+
     # -- loading
 
-    def restore(self, address: str) -> manifest.Checkpoint | RemoteCheckpoint:
+    def restore(self, address: str) -> SavedModel:
         """Tables and dense part as in a checkpoint.
 
         Raises:
@@ -107,9 +119,9 @@ class Checkpointer:
         try:
             self._program.load_state(saved.dense())
         except ValueError as error:
-            raise manifest.CheckpointError(f"{address}: {error}") from error
+            raise CheckpointError(f"{address}: {error}") from error
         self.restored_step = saved.cursor["step"]
-        if self._spec.rank == 0:
+        if self._context.is_first:
             tables = saved.manifest.get("tables", {})
             if address.rpartition("/")[0] != self._spec.job.checkpoint_location:
                 self._base = None  # nothing there may lead on from what lies elsewhere
@@ -126,46 +138,34 @@ class Checkpointer:
         """
         job = self._spec.job
         start, record = warm_start.plan(job, inputs), None
-        if self._spec.rank == 0 and start.tables:
+        if self._context.is_first and start.tables:
             # the servers read it, so it lies where they see checkpoints, or else the run
-            seen = Path(job.run_dir if is_remote(job.checkpoint_location) else job.checkpoint_location)
+            seen = self._store.folder_seen_by_servers(Path(job.run_dir))
             seen.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".warm-start-", dir=seen) as folder:
                 keys = warm_start.write_tables(start, Path(folder), job, len(self._spec.servers))
                 self._client.load(Path(folder), tables=keys)
             record = start.record(keys)
-        elif self._spec.rank == 0:
+        elif self._context.is_first:
             record = start.record({})
         if start.dense:
             start.source.verify(dense=True)
             self._program.load_parameters(start.source.parameters())
         return record
 
-    def _load_tables(self, address: str) -> manifest.Checkpoint | RemoteCheckpoint:
+    def _load_tables(self, address: str) -> SavedModel:
         """Trainer 0 has the servers load; all get the dense part."""
-        first = self._spec.rank == 0
-        if not is_remote(address):
-            local = manifest.read(Path(address), verify=first)  # one trainer reads all files through
-            if first:
-                self._lead_on_from(address, local, self._client.load(local.sparse), lambda: _checksums(local.sparse))
-            return local
-        remote = ObjectStore(address.rpartition("/")[0]).read(address)
-        if first:
-            assert self._spec.staging is not None
-            mark = load_remote(self._client, remote, self._spec.staging, self._coordinator.ask_hosts)
-            self._lead_on_from(address, remote, mark, lambda: {n: t.checksum for n, t in tables_of(remote).items()})
-        return remote
+        store, address = self._context.store_of(address)
+        saved = store.read_model(address, verify=self._context.is_first)  # one trainer reads all files through
+        if self._context.is_first:
+            self._lead_on_from(address, saved, store.load_tables(self._client, saved))
+        return saved
 
-    def _lead_on_from(
-        self,
-        address: str,
-        saved: manifest.Checkpoint | RemoteCheckpoint,
-        mark: str | None,
-        checksums: Callable[[], Mapping[str, str]],
-    ) -> None:
+    def _lead_on_from(self, address: str, saved: SavedModel, mark: str | None) -> None:
         if mark is not None and self._spec.job.checkpoint.full_every is not None:
             name, body = address.rpartition("/")[2], saved.manifest
-            self._base = manifest.Base(name, manifest.identity(body), checksums(), mark, manifest.num_links(body))
+            checksums = {name: table.checksum for name, table in saved.tables().items()}
+            self._base = manifest.Base(name, manifest.identity(body), checksums, mark, manifest.num_links(body))
 
     def on_boundary(self, tables: Sequence[str]) -> None:
         """These tables have had a day boundary: where it decays counts, all their rows have changed."""
@@ -206,7 +206,7 @@ class Checkpointer:
         started = time.monotonic()
         cursor, draft = self._coordinator.cursor(progress.step, progress.epoch, trained)
         outcome = 0
-        if self._spec.rank == 0:
+        if self._context.is_first:
             incremental = self._spec.job.checkpoint.full_every is not None
             save = _Save(progress.step, draft, cursor, started, facts, self._program.state)
             if (incremental or (beside and not advance_day)) and self._client.can_mark():
@@ -239,7 +239,7 @@ class Checkpointer:
             if self._error is not None:
                 raise self._error
         self._sync.long_barrier()
-        outcome = max(self._sync.all_gather(self._outcome if self._spec.rank == 0 else 0))
+        outcome = max(self._sync.all_gather(self._outcome if self._context.is_first else 0))
         self._conclude(step, outcome)
         self._link.send(PhaseChanged(phase="training"))
         return outcome == _COMMITTED
@@ -279,9 +279,9 @@ class Checkpointer:
         keys: dict[str, int] = {}
         base, self._base = self._base_of(save.step, mark), None  # after a save that fails, the next one is full
         try:
-            draft = self._draft(save.draft, save.step)
+            draft = self._store.new_draft(save.draft, save.step)
             tables = draft.save(self._client, advance_day=advance_day, mark=mark, base=base)
-            self._life.on_saved(tables, readable=not is_remote(draft.address))
+            self._life.on_saved(tables, readable=draft.readable)
             keys = {table: saved.num_keys for table, saved in tables.items()}
             body = draft.finish(
                 dense=save.state(),
@@ -335,18 +335,6 @@ class Checkpointer:
         if self._client.can_mark():
             self._client.drop_mark(self._client.mark(advance_day=tables))
             return
-        location = self._spec.job.checkpoint_location
         name = f".step-{step}-attempt-{self._spec.attempt}-draft-boundary"
-        self._draft(name, step).save(self._client, advance_day=tables)
-        if is_remote(location):
-            assert self._spec.staging is not None
-            ObjectStore(location, self._spec.staging.owner).discard(name)
-        else:
-            open_checkpoints(location).discard(name)
-
-    def _draft(self, name: str, step: int) -> manifest.Draft | RemoteDraft:
-        location = self._spec.job.checkpoint_location
-        if not is_remote(location):
-            return manifest.Draft(Path(location), name, step)
-        assert self._spec.staging is not None
-        return RemoteDraft(location, self._spec.staging, name, step, self._coordinator.ask_hosts)
+        self._store.new_draft(name, step).save(self._client, advance_day=tables)
+        self._store.discard(name)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from paddlewheel.data_pipeline.config import DataConfig
 from paddlewheel.data_pipeline.dataset import Dataset
+from paddlewheel.data_pipeline.days import open_days, parse_day
 from paddlewheel.data_pipeline.signature import InputSignature
+from paddlewheel.trainer.checkpoint.folder_store import open_address
+from paddlewheel.trainer.coordinator.specs import TrainerSpec
+from paddlewheel.trainer.job.config import JobConfig
 
 
 class Epochs:
@@ -38,3 +43,30 @@ class Epochs:
         """Steps of all epochs, about; the same number on every trainer."""
         steps = sum(-(-dataset.num_rows // rows_per_step) for dataset in self._datasets.values())
         return -(-self._rows_before // rows_per_step) + steps
+
+
+def training_columns(job: JobConfig) -> DataConfig:
+    """What training reads: not the columns that only evaluation reports by."""
+    return job.data.model_copy(update={"slice_metrics_by": ()})
+
+
+def open_epochs(spec: TrainerSpec) -> Epochs:
+    """What there is to train on, from the epoch on that a restored checkpoint stands in.
+
+    Raises:
+        DataError: it cannot be read, or is not as the job says.
+    """
+    job, data = spec.job, training_columns(spec.job)
+    first, rows_before = 0, 0
+    if spec.restore is not None:
+        store, address = open_address(spec.restore)
+        cursor = store.cursor(address)
+        first = int(cursor["position"]["epoch"])
+        rows_before = cursor["rows"] - sum(rows for _, rows in cursor["position"]["done"])
+    if spec.days is None:
+        whole = Dataset.open(job.data.train, data)
+        return Epochs(dict.fromkeys(range(job.train.epochs), whole), job.train.epochs)
+    assert job.train.days is not None
+    left = {parse_day(day): first + number for number, day in enumerate(spec.days[first:])}
+    found = open_days(job.data.train, data, job.train.days.column, left) if left else {}
+    return Epochs({left[day]: dataset for day, dataset in found.items()}, len(spec.days), rows_before)

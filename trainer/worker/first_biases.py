@@ -20,8 +20,8 @@ from paddlewheel.data_pipeline.batch import Batch
 from paddlewheel.data_pipeline.config import DataConfig
 from paddlewheel.data_pipeline.dataset import Dataset, Slice
 from paddlewheel.data_pipeline.loader import Loader
-from paddlewheel.pserver.client import Client
-from paddlewheel.trainer.dense.program import DenseProgram
+from paddlewheel.trainer.dense.protocols import DenseBackend
+from paddlewheel.trainer.loop.pull_ahead import EmbeddingSource
 
 Array = NDArray[np.float64]
 
@@ -46,13 +46,13 @@ class Sample:
 
 
 def first_biases(
-    program: DenseProgram, client: Client, data: Dataset, config: DataConfig
+    program: DenseBackend, source: EmbeddingSource, data: Dataset, config: DataConfig
 ) -> tuple[Array, dict[str, Any]] | None:
     """Sets the program's output biases.
 
     Args:
         program: not trained yet.
-        client: pulls the rows' keys.
+        source: of the rows' embeddings.
         data: what the job begins to train on.
         config: of the job. The rows looked at are a function of data and config.
 
@@ -68,7 +68,7 @@ def first_biases(
     sample = take_sample(data, config)
     if sample is None:
         return None
-    biases_Y = fit(program, client, sample)
+    biases_Y = fit(program, source, sample)
     names = list(config.labels)
     told = {
         "rows": sample.num_rows,
@@ -102,13 +102,13 @@ def take_sample(data: Dataset, config: DataConfig) -> Sample | None:
     return Sample(kept, np.clip(sums_Y / weight, least, 1 - least), num_rows)
 
 
-def fit(program: DenseProgram, client: Client, sample: Sample) -> Array:
+def fit(program: DenseBackend, source: EmbeddingSource, sample: Sample) -> Array:
     """Sets the biases such that the mean prediction over the sample's batches is its rate; returns them, [Y].
 
     Label by label, because one label's prediction may be a factor in the next one's. A bias need not move its log-odds
     one to one, so each is moved as if it did until the mean is right.
     """
-    pulled = [{name: client.pull(name, k.keys_U) for name, k in batch.tables.items()} for batch in sample.batches]
+    pulled = [{name: source.pull(name, k.keys_U) for name, k in batch.tables.items()} for batch in sample.batches]
     weight_R = np.concatenate([_weights(batch) for batch in sample.batches])
     if weight_R.sum() <= 0:
         weight_R = np.ones(len(weight_R))

@@ -10,10 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from paddlewheel.pserver.client import Client
-from paddlewheel.pserver.config import Tables
 from paddlewheel.pserver.saved_tables import SavedTable, count_embeddings, row_bytes
-from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.loop.new_keys import NewKeyCounter
 from paddlewheel.trainer.protocol.messages import (
     Boundary,
@@ -23,7 +20,7 @@ from paddlewheel.trainer.protocol.messages import (
     TableFigures,
     Validation,
 )
-from paddlewheel.trainer.worker.agent_channel import AgentChannel
+from paddlewheel.trainer.worker.context import WorkerContext, tables_of
 from paddlewheel.trainer.worker.day_boundaries import Boundaries
 
 _SECONDS_BETWEEN_COUNTS, _SHARE_OF_COUNTS = 10.0, 0.02
@@ -46,22 +43,14 @@ class TableLifecycle:
     """See the module.
 
     Args:
-        tables: of the job.
-        days: of the job, by epoch; None: boundaries come by rows.
+        context: of this trainer; without days in its spec, boundaries come by rows.
         growth: this trainer's counts.
     """
 
-    def __init__(
-        self,
-        tables: Tables,
-        days: Sequence[str] | None,
-        client: Client,
-        sync: ProcessGroup,
-        link: AgentChannel,
-        growth: NewKeyCounter,
-    ) -> None:
-        self._tables, self._days = tables, days
-        self._client, self._sync, self._link, self._growth = client, sync, link, growth
+    def __init__(self, context: WorkerContext, growth: NewKeyCounter) -> None:
+        self._tables = tables = tables_of(context.spec.job)
+        self._days = days = context.spec.days
+        self._client, self._sync, self._link, self._growth = context.client, context.group, context.link, growth
         self.boundaries = Boundaries(tables, by_days=days is not None)
         self._day = _Day()
         self._evicted = dict.fromkeys(tables, 0)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paddlewheel.pserver.client import Pulled
 from paddlewheel.pserver.config import TableConfig, Tables
 from paddlewheel.pserver.initializer import Initializer
 
@@ -20,18 +21,24 @@ Keys = NDArray[np.uint64]
 
 
 class MemoryClient:
-    """`pull`, `push` and `flush` of `pserver.client.Client`, on tables of its own."""
+    """What training needs of `pserver.client.Client`, on tables of its own (`EmbeddingTables`)."""
 
     def __init__(self, tables: Tables, seed: int) -> None:
         self._tables = {name: _Table(name, config, seed) for name, config in tables.items()}
 
     def pull(self, table: str, keys_U: Keys) -> Floats:
         """Effective values [U, W], as `pserver.client.Client.pull` gives them."""
+        return self._tables[table].pull(keys_U).values_UW
+
+    def pull_with_counts(self, table: str, keys_U: Keys) -> Pulled:
+        """As `pserver.client.Client.pull_with_counts`."""
         return self._tables[table].pull(keys_U)
 
-    def push(self, table: str, keys_U: Keys, grads_UW: Floats, shows_U: Floats, clicks_U: Floats) -> None:
+    def push(
+        self, table: str, keys_U: Keys, grads_UW: Floats, shows_U: Floats, clicks_U: Floats, *, rate: float = 1.0
+    ) -> None:
         """One update of the table's rule for each key, as `pserver.client.Client.push` makes it."""
-        self._tables[table].push(keys_U, grads_UW, shows_U, clicks_U)
+        self._tables[table].push(keys_U, grads_UW, shows_U, clicks_U, rate)
 
     def flush(self) -> None:
         """Nothing is ever on its way."""
@@ -52,7 +59,7 @@ class _Table:
         self._counts_R2 = np.zeros((0, 2), np.float32)  # shows, clicks
         self._has_embedding_R = np.zeros(0, np.bool_)
 
-    def pull(self, keys_U: Keys) -> Floats:
+    def pull(self, keys_U: Keys) -> Pulled:
         row_U = self._rows(keys_U)
         known_U = row_U >= 0
         first = int(self._config.first_order)
@@ -64,9 +71,10 @@ class _Table:
             change_UW[known_U, :1] = self._first.w[found]
         change_UW[known_U, first:] = self._embedding.w[found]
         admitted_U = self._initializer.admitted(counts_U2[:, 0], counts_U2[:, 1])
-        return self._initializer.effective(change_UW, keys_U, admitted_U)
+        values_UW = self._initializer.effective(change_UW, keys_U, admitted_U)
+        return Pulled(values_UW, counts_U2[:, 0], counts_U2[:, 1], admitted_U)
 
-    def push(self, keys_U: Keys, grads_UW: Floats, shows_U: Floats, clicks_U: Floats) -> None:
+    def push(self, keys_U: Keys, grads_UW: Floats, shows_U: Floats, clicks_U: Floats, rate: float) -> None:
         row_U = self._rows(keys_U)
         if (row_U < 0).any():
             self._create(keys_U[row_U < 0])
@@ -76,9 +84,9 @@ class _Table:
             grads_UW = grads_UW / shows_U[:, None]
         first = int(self._config.first_order)
         if first:
-            self._first.update(row_U, grads_UW[:, :1])
+            self._first.update(row_U, grads_UW[:, :1], rate)
         trained_U = self._has_embedding_R[row_U]  # the push that creates an embedding does not train it
-        self._embedding.update(row_U[trained_U], grads_UW[trained_U, first:])
+        self._embedding.update(row_U[trained_U], grads_UW[trained_U, first:], rate)
         counts = self._counts_R2[row_U]
         self._has_embedding_R[row_U] |= self._initializer.admitted(counts[:, 0], counts[:, 1])
 
@@ -120,7 +128,7 @@ class _Block:
         elif self._o.rule.startswith("adam"):
             self._m, self._v = _grown(self._m, size), _grown(self._v, size)
 
-    def update(self, rows: NDArray[np.int64], g: Floats) -> None:
+    def update(self, rows: NDArray[np.int64], g: Floats, rate: float) -> None:
         o = self._o
         if o.rule == "sgd":
             step = o.learning_rate * g
@@ -133,8 +141,8 @@ class _Block:
             self._t[rows] += 1
             t = self._t[rows]
             m, v = o.beta1 * self._m[rows] + (1 - o.beta1) * g, o.beta2 * self._v[rows] + (1 - o.beta2) * g * g
-            rate = o.learning_rate * np.sqrt(1 - o.beta2**t) / (1 - o.beta1**t)
-            step = (rate * m / (np.sqrt(v) + o.epsilon)).astype(np.float32)
+            corrected = o.learning_rate * np.sqrt(1 - o.beta2**t) / (1 - o.beta1**t)
+            step = (corrected * m / (np.sqrt(v) + o.epsilon)).astype(np.float32)
             shared = o.rule == "adam_shared"
             self._m[rows] = m.mean(axis=1, keepdims=True) if shared else m
             self._v[rows] = v.mean(axis=1, keepdims=True) if shared else v

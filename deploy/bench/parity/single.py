@@ -8,24 +8,33 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from paddlewheel.data_pipeline.dataset import Dataset, assign, plan_epoch
 from paddlewheel.data_pipeline.loader import Loader
 from paddlewheel.deploy.bench.parity.memory import MemoryClient
-from paddlewheel.pserver.client import Client
 from paddlewheel.trainer.dense.backend import dense_program
 from paddlewheel.trainer.dense.inputs import layouts
-from paddlewheel.trainer.dense.program import DenseProgram
-from paddlewheel.trainer.distributed.process_group import ProcessGroup
+from paddlewheel.trainer.dense.protocols import Predictor
+from paddlewheel.trainer.distributed.process_group import ProcessGroup, SingleGroup
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.loop.early_stopping import due_after_epoch
 from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
 from paddlewheel.trainer.loop.evaluate import evaluate
 from paddlewheel.trainer.loop.lr_schedule import rate_factor
 from paddlewheel.trainer.loop.negative_sampling import sample_negatives
-from paddlewheel.trainer.loop.train import Signals, TrainLoop
+from paddlewheel.trainer.loop.train import NothingDue, Signals, TrainLoop
 from paddlewheel.trainer.worker.first_biases import first_biases
+
+
+class _Rates(NothingDue):
+    """The job's schedule of the dense learning rate; nothing else of a job is due here."""
+
+    def __init__(self, job: JobConfig, total_steps: int) -> None:
+        self._schedule, self._total_steps = job.train.dense_optimizer.schedule, total_steps
+
+    def dense_rate(self, step: int) -> float:
+        return rate_factor(self._schedule, step, self._total_steps)
 
 
 def run(job: JobConfig) -> dict[str, Any]:
@@ -34,8 +43,8 @@ def run(job: JobConfig) -> dict[str, Any]:
     Every step sees all updates before it. Evaluations by steps, early stopping and checkpoints are left out.
     """
     tables = {name: job.tables[name] for name in job.data.tables}
-    client = cast("Client", MemoryClient(tables, job.seed))
-    sync = ProcessGroup(0, 1, "", interface=None)
+    client = MemoryClient(tables, job.seed)
+    sync = SingleGroup()
     program = dense_program(job, layouts(job.data, tables), rank=0)
     data = Dataset.open(job.data.train, job.data)
     if job.train.start_at_label_rate:
@@ -45,10 +54,8 @@ def run(job: JobConfig) -> dict[str, Any]:
         program,
         sync,
         max_nonfinite_steps=job.train.max_nonfinite_steps,
-        checkpoint_every_steps=None,
         signals=Signals(),
-        on_step=lambda *_: None,
-        rate_factor=lambda step: rate_factor(job.train.dense_optimizer.schedule, step, total_steps),
+        schedule=_Rates(job, total_steps),
     )
     evaluations: list[dict[str, Any]] = []
     started = time.monotonic()
@@ -61,8 +68,9 @@ def run(job: JobConfig) -> dict[str, Any]:
                 batches = sample_negatives(batches, job.train.negative_sampling, seed=job.seed, epoch=epoch)
             with EmbeddingPipeline(
                 client, batches, max_staleness_steps=0, embedding_l2=job.train.embedding_l2
-            ) as exchange:
-                loop.epoch(exchange, rows_left=data.num_rows, synchronous=False, on_checkpoint=lambda: None)
+            ) as pipeline:
+                for _ in loop.run(pipeline, rows_left=data.num_rows, synchronous=False):
+                    pass
         if job.data.eval and due_after_epoch(job.train.evaluation, epoch, job.train.epochs):
             evaluations.append({"epoch": epoch, **_evaluate(job, program, client, sync)})
     progress, seconds = loop.progress, time.monotonic() - started
@@ -74,14 +82,14 @@ def run(job: JobConfig) -> dict[str, Any]:
         "loss": progress.loss_sum / progress.weight_sum if progress.weight_sum else None,
         "bad_steps": progress.bad_steps,
         "evaluations": evaluations,
-        "keys": cast("MemoryClient", client).num_keys(),
+        "keys": client.num_keys(),
     }
     if job.data.eval:
         result["eval"] = _evaluate(job, program, client, sync)
     return result
 
 
-def _evaluate(job: JobConfig, program: DenseProgram, client: Client, sync: ProcessGroup) -> dict[str, Any]:
+def _evaluate(job: JobConfig, program: Predictor, client: MemoryClient, sync: ProcessGroup) -> dict[str, Any]:
     data = Dataset.open(job.data.eval, job.data)
     slices = assign(plan_epoch(data, job.seed, 0), 1, 0)
     with Loader(data, job.data, slices, seed=job.seed, epoch=0, training=False) as loader:

@@ -92,11 +92,11 @@ def exchange(job: JobConfig, spec: Spec, directory: Path) -> Told:
 
     def once() -> int:
         rows = 0
-        with EmbeddingPipeline(client, iter(kept), max_staleness_steps=job.train.max_staleness_steps) as exchanging:
-            for batch, values in exchanging:
-                exchanging.push(batch, values, values)
-                rows += batch.num_rows
-            exchanging.drain()
+        with EmbeddingPipeline(client, iter(kept), max_staleness_steps=job.train.max_staleness_steps) as pipeline:
+            for item in pipeline:
+                item.push(item.rows)
+                rows += item.batch.num_rows
+            pipeline.drain()
         return rows
 
     tables = {name: job.tables[name] for name in job.data.tables}

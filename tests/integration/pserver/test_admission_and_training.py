@@ -21,10 +21,10 @@ def _batch() -> Batch:
 
 
 def _push(client: Client, tables: dict[str, TableConfig], gradient: float, times: int) -> None:
-    with EmbeddingPipeline(client, iter([_batch()] * times), max_staleness_steps=0, tables=tables) as exchange:
-        for batch, rows in exchange:
-            exchange.push(batch, rows, {"default": np.full((1, 3), gradient, np.float32)})
-        exchange.drain()
+    with EmbeddingPipeline(client, iter([_batch()] * times), max_staleness_steps=0, tables=tables) as pipeline:
+        for item in pipeline:
+            item.push({"default": np.full((1, 3), gradient, np.float32)})
+        pipeline.drain()
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])

@@ -11,6 +11,7 @@ import pytest
 
 from paddlewheel.deploy.reports import learning_curves
 from paddlewheel.deploy.reports.learning_curves import LearningReportError
+from paddlewheel.trainer.distributed.process_group import SingleGroup
 from paddlewheel.trainer.loop.evaluate import Scores
 from paddlewheel.trainer.loop.loss_curve import LossCurve
 
@@ -34,16 +35,6 @@ def test_an_empty_curve() -> None:
     assert LossCurve().to_json() == {"first_step": None, "stride": 1, "loss": []}
 
 
-class Alone:
-    rank, num_trainers = 0, 1
-
-    def all_reduce(self, array):
-        return array
-
-    def all_gather(self, value):
-        return [value]
-
-
 def evaluation(labels: list[str], *, clicks: bool = True) -> dict:
     from paddlewheel.data_pipeline.batch import Batch
 
@@ -64,7 +55,7 @@ def evaluation(labels: list[str], *, clicks: bool = True) -> dict:
         ),
         logit,
     )
-    return scores.merged(Alone())
+    return scores.merged(SingleGroup())
 
 
 def run_dir(path: Path, **result) -> Path:

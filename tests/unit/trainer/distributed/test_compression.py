@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from queue import Queue
 
 import numpy as np
 import pytest
@@ -13,39 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlewheel.trainer.dense.inputs import TableLayout
-from paddlewheel.trainer.dense.program import DenseProgram, Gradients
+from paddlewheel.trainer.dense.program import DenseProgram, HostGradients
 from paddlewheel.trainer.distributed.compression import CompressedSum
-from paddlewheel.trainer.distributed.process_group import ProcessGroup
+from paddlewheel.trainer.distributed.process_group import SingleGroup
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.job.errors import ConfigError
 from paddlewheel.trainer.job.train import DenseOptimizerConfig
 from paddlewheel.trainer.models import parse_model
+from tests.support.fakes import ThreadGroup
 
 WIRES = ("bfloat16", "float16")
 DIGITS = {"bfloat16": 8, "float16": 11}
-
-
-class Memory:
-    """A trainer's place among threads of this process."""
-
-    def __init__(self, rank, queues):
-        self.rank, self.num_trainers, self._queues = rank, len(queues), queues
-        self.num_sent_bytes = 0
-
-    def all_to_all(self, outgoing, incoming):
-        for peer, array in outgoing.items():
-            self._queues[self.rank][peer].put(array.copy())
-            self.num_sent_bytes += array.nbytes
-        for peer, array in incoming.items():
-            array[:] = self._queues[peer][self.rank].get(timeout=20)
 
 
 class Trainers:
     """All trainers of a run, each with its sum."""
 
     def __init__(self, num_trainers, num_floats, wire):
-        queues = [[Queue() for _ in range(num_trainers)] for _ in range(num_trainers)]
-        self.places = [Memory(rank, queues) for rank in range(num_trainers)]
+        self.places = ThreadGroup.of(num_trainers)
         self.sums = [CompressedSum(place, num_floats, wire) for place in self.places]
 
     def step(self, gradients_TN, exact_TM):
@@ -184,14 +168,14 @@ def _program():
 def test_a_step_that_is_not_applied_leaves_the_residual_alone():
     """As the loop does it: sum, and apply only what all found good."""
     program = _program()
-    queues = [[Queue(), Queue()] for _ in range(2)]
-    sync, other = Memory(0, queues), CompressedSum(Memory(1, queues), program.num_floats, "bfloat16")
+    sync, place = ThreadGroup.of(2)
+    other = CompressedSum(place, program.num_floats, "bfloat16")
     buffer = program.buffer(3, "bfloat16")
 
     def step(values_N, tail, *, apply):
         buffer.clear()
         flat_N = np.append(values_N, tail[:2]).astype(np.float32)
-        buffer.take(Gradients(flat_N, {}, np.zeros((1, 1), np.float32)))
+        buffer.take(HostGradients(flat_N, {}, np.zeros((1, 1), np.float32)))
         buffer.tail[2:] = tail[2:]
         peer = threading.Thread(
             target=other.all_reduce, args=(np.zeros(program.num_floats, np.float32), np.ones(3, np.float32))
@@ -215,9 +199,9 @@ def test_a_step_that_is_not_applied_leaves_the_residual_alone():
 def test_a_step_without_a_batch_adds_nothing_of_the_one_before():
     """A buffer keeps the last sum until the next gradient is written over it."""
     program = _program()
-    buffer, alone = program.buffer(3), ProcessGroup(0, 1, "", interface=None)
+    buffer, alone = program.buffer(3), SingleGroup()
     buffer.clear()
-    buffer.take(Gradients(np.ones(program.num_floats + 2, np.float32), {}, np.zeros((1, 1), np.float32)))
+    buffer.take(HostGradients(np.ones(program.num_floats + 2, np.float32), {}, np.zeros((1, 1), np.float32)))
     buffer.sum(alone)
     assert (buffer._gradient_N == 1).all()
     buffer.clear()

@@ -13,6 +13,8 @@ from paddlewheel.pserver.client import Pulled
 from paddlewheel.pserver.config import TableConfig
 from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline, occurrences
 from paddlewheel.trainer.loop.new_keys import NewKeyCounter
+from paddlewheel.trainer.loop.pull_ahead import PullAhead
+from tests.support.fakes import CountingTables
 
 
 def _batch(number: int) -> Batch:
@@ -29,29 +31,6 @@ def _batch(number: int) -> Batch:
     )
 
 
-class _Table:
-    """A server of one counter: a pull returns how many pushes it has seen."""
-
-    def __init__(self, fail_pull_at: int | None = None, *, fail_push: bool = False) -> None:
-        self.pushes: list[tuple] = []
-        self.pulls = 0
-        self.fail_pull_at, self.fail_push = fail_pull_at, fail_push
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def pull(self, table: str, keys_U: np.ndarray) -> np.ndarray:
-        self.pulls += 1
-        if self.pulls - 1 == self.fail_pull_at:
-            raise ConnectionError("no server")
-        return np.full((len(keys_U), 1), len(self.pushes), np.float32)
-
-    def push(self, table: str, *arrays: np.ndarray) -> None:
-        assert self.gate.wait(20)
-        if self.fail_push:
-            raise ConnectionError("push refused")
-        self.pushes.append(arrays)
-
-
 def test_occurrences_count_every_id_and_its_label() -> None:
     batch = _batch(0)
     shows, clicks = occurrences(batch.tables["default"], batch.labels_BL[:, 0])
@@ -61,13 +40,13 @@ def test_occurrences_count_every_id_and_its_label() -> None:
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_a_pull_never_lacks_more_pushes_than_allowed(staleness: int) -> None:
-    table = _Table()
+    table = CountingTables()
     seen = []
-    with EmbeddingPipeline(table, iter(map(_batch, range(20))), max_staleness_steps=staleness) as exchange:
-        for number, (batch, rows) in enumerate(exchange):
-            seen.append(number - rows["default"][0, 0])
-            exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
-        exchange.drain()
+    with EmbeddingPipeline(table, iter(map(_batch, range(20))), max_staleness_steps=staleness) as pipeline:
+        for number, item in enumerate(pipeline):
+            seen.append(number - item.rows["default"][0, 0])
+            item.push({"default": np.zeros((2, 1), np.float32)})
+        pipeline.drain()
         assert len(table.pushes) == 20
     assert max(seen) <= staleness
     if staleness == 0:
@@ -75,45 +54,48 @@ def test_a_pull_never_lacks_more_pushes_than_allowed(staleness: int) -> None:
 
 
 def test_pulls_do_run_ahead_of_a_slow_push() -> None:
-    table = _Table()
+    table = CountingTables()
     table.gate.clear()
-    with EmbeddingPipeline(table, iter(map(_batch, range(5))), max_staleness_steps=2) as exchange:
+    with EmbeddingPipeline(table, iter(map(_batch, range(5))), max_staleness_steps=2) as pipeline:
         lags = []
         for number in range(3):
-            batch, rows = next(exchange)
-            lags.append(number - rows["default"][0, 0])
-            exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
+            item = next(pipeline)
+            lags.append(number - item.rows["default"][0, 0])
+            item.push({"default": np.zeros((2, 1), np.float32)})
         assert lags == [0, 1, 2]
         table.gate.set()
 
 
 def test_l2_is_per_occurrence() -> None:
-    table = _Table()
+    table = CountingTables()
     table.pushes.append(())  # so that the pulled value is 1
-    with EmbeddingPipeline(table, iter([_batch(0)]), max_staleness_steps=0, embedding_l2=0.5) as exchange:
-        batch, rows = next(exchange)
-        exchange.push(batch, rows, {"default": np.full((2, 1), 0.25, np.float32)})
-        exchange.drain()
+    with EmbeddingPipeline(table, iter([_batch(0)]), max_staleness_steps=0, embedding_l2=0.5) as pipeline:
+        item = next(pipeline)
+        item.push({"default": np.full((2, 1), 0.25, np.float32)})
+        pipeline.drain()
     _, grads, shows, _ = table.pushes[-1]
     np.testing.assert_array_equal(grads[:, 0], 0.25 + 0.5 * shows)
 
 
 def test_a_failed_pull_reaches_the_training_thread() -> None:
-    with EmbeddingPipeline(_Table(fail_pull_at=1), iter(map(_batch, range(5))), max_staleness_steps=0) as exchange:
-        next(exchange)
-        exchange.skip()
+    with EmbeddingPipeline(
+        CountingTables(fail_pull_at=1), iter(map(_batch, range(5))), max_staleness_steps=0
+    ) as pipeline:
+        next(pipeline).discard()
         with pytest.raises(ConnectionError, match="no server"):
-            next(exchange)
+            next(pipeline)
 
 
 def test_a_failed_push_reaches_the_training_thread() -> None:
-    with EmbeddingPipeline(_Table(fail_push=True), iter(map(_batch, range(5))), max_staleness_steps=0) as exchange:
-        batch, rows = next(exchange)
-        exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
+    with EmbeddingPipeline(
+        CountingTables(fail_push=True), iter(map(_batch, range(5))), max_staleness_steps=0
+    ) as pipeline:
+        item = next(pipeline)
+        item.push({"default": np.zeros((2, 1), np.float32)})
         with pytest.raises(ConnectionError, match="push refused"):
-            exchange.drain()
+            pipeline.drain()
         with pytest.raises(ConnectionError, match="push refused"):
-            next(exchange)
+            next(pipeline)
 
 
 def test_an_error_of_the_reader_reaches_the_training_thread() -> None:
@@ -121,75 +103,130 @@ def test_an_error_of_the_reader_reaches_the_training_thread() -> None:
         yield _batch(0)
         raise ValueError("bad file")
 
-    with EmbeddingPipeline(_Table(), batches(), max_staleness_steps=0) as exchange:
-        next(exchange)
-        exchange.skip()
+    with EmbeddingPipeline(CountingTables(), batches(), max_staleness_steps=0) as pipeline:
+        next(pipeline).discard()
         with pytest.raises(ValueError, match="bad file"):
-            next(exchange)
+            next(pipeline)
 
 
 def test_close_ends_the_threads_whatever_they_wait_for() -> None:
     before = threading.active_count()
-    exchange = EmbeddingPipeline(_Table(), iter(map(_batch, range(100))), max_staleness_steps=1)
-    next(exchange)
-    exchange.close()
+    pipeline = EmbeddingPipeline(CountingTables(), iter(map(_batch, range(100))), max_staleness_steps=1)
+    next(pipeline)
+    pipeline.close()
     assert threading.active_count() == before
 
 
 def test_while_it_is_held_nothing_is_pulled_and_what_was_is_pulled_again() -> None:
-    table = _Table()
-    with EmbeddingPipeline(table, iter(map(_batch, range(6))), max_staleness_steps=2) as exchange:
-        batch, rows = next(exchange)
-        exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
-        exchange.drain()
-        with exchange.held():
+    table = CountingTables()
+    with EmbeddingPipeline(table, iter(map(_batch, range(6))), max_staleness_steps=2) as pipeline:
+        item = next(pipeline)
+        item.push({"default": np.zeros((2, 1), np.float32)})
+        pipeline.drain()
+        with pipeline.held():
             before = table.pulls
             table.pushes += [()] * 1000  # the boundary changes the table
-            assert not exchange._pulling
+            assert not pipeline._pulling
         for _ in range(5):
-            batch, rows = next(exchange)
-            assert rows["default"][0, 0] >= 1000
-            exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
-        exchange.drain()
+            item = next(pipeline)
+            assert item.rows["default"][0, 0] >= 1000
+            item.push({"default": np.zeros((2, 1), np.float32)})
+        pipeline.drain()
         assert before <= 3 + 1
         with pytest.raises(StopIteration):
-            next(exchange)
+            next(pipeline)
 
 
 def test_a_skipped_batch_does_not_stand_in_for_a_push_that_is_on_its_way() -> None:
-    table = _Table()
+    table = CountingTables()
     table.gate.clear()
-    with EmbeddingPipeline(table, iter(map(_batch, range(9))), max_staleness_steps=1) as exchange:
-        batch, rows = next(exchange)
-        exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})  # stays on its way
-        next(exchange)
-        exchange.skip()
-        with exchange._changed:
-            assert exchange._settled == 0
-            assert exchange._must_wait(2), "batch 2 lacks the push of batch 0, two steps before it"
+    with EmbeddingPipeline(table, iter(map(_batch, range(9))), max_staleness_steps=1) as pipeline:
+        item = next(pipeline)
+        item.push({"default": np.zeros((2, 1), np.float32)})  # stays on its way
+        next(pipeline).discard()
+        with pipeline._changed:
+            assert pipeline._settled == 0
+            assert not pipeline._may_pull(2), "batch 2 lacks the push of batch 0, two steps before it"
         table.gate.set()
-        seen = [rows["default"][0, 0] for _, rows in _skipping(exchange)]
+        seen = [item.rows["default"][0, 0] for item in _discarding(pipeline)]
     assert seen[0] == 1, "batch 2 was pulled after the push"
     assert len(seen) == 7
 
 
-def _skipping(exchange: EmbeddingPipeline):
-    for item in exchange:
+def _discarding(pipeline: EmbeddingPipeline):
+    for item in pipeline:
         yield item
-        exchange.skip()
+        item.discard()
 
 
 def test_draining_waits_for_a_push_before_a_skipped_batch() -> None:
-    table = _Table()
+    table = CountingTables()
     table.gate.clear()
-    with EmbeddingPipeline(table, iter(map(_batch, range(2))), max_staleness_steps=1) as exchange:
-        batch, rows = next(exchange)
-        exchange.push(batch, rows, {"default": np.zeros((2, 1), np.float32)})
-        next(exchange)
-        exchange.skip()
+    with EmbeddingPipeline(table, iter(map(_batch, range(2))), max_staleness_steps=1) as pipeline:
+        item = next(pipeline)
+        item.push({"default": np.zeros((2, 1), np.float32)})
+        next(pipeline).discard()
         threading.Timer(0.05, table.gate.set).start()
-        exchange.drain()
+        pipeline.drain()
         assert len(table.pushes) == 1
+
+
+def test_an_item_is_pushed_or_discarded_once() -> None:
+    table = CountingTables()
+    gradients = {"default": np.zeros((2, 1), np.float32)}
+    with EmbeddingPipeline(table, iter(map(_batch, range(2))), max_staleness_steps=1) as pipeline:
+        first, second = next(pipeline), next(pipeline)
+        second.discard()
+        with pytest.raises(RuntimeError, match="1 items were taken from the pipeline and neither pushed nor discarded"):
+            pipeline.drain()
+        first.push(gradients)
+        pipeline.drain()
+        for again in (first, second):
+            with pytest.raises(RuntimeError, match="was pushed or discarded before"):
+                again.discard()
+            with pytest.raises(RuntimeError, match="was pushed or discarded before"):
+                again.push(gradients)
+        assert len(table.pushes) == 1
+
+
+def test_a_failed_push_wakes_who_waits_for_a_batch() -> None:
+    table, gate = CountingTables(fail_push=True), threading.Event()
+    table.gate.clear()
+
+    def batches():
+        yield _batch(0)
+        assert gate.wait(20)
+
+    with EmbeddingPipeline(table, batches(), max_staleness_steps=1) as pipeline:
+        next(pipeline).push({"default": np.zeros((2, 1), np.float32)})
+        threading.Timer(0.05, table.gate.set).start()
+        with pytest.raises(ConnectionError, match="push refused"):
+            next(pipeline)
+        gate.set()
+
+
+def test_reading_ahead_keeps_payloads_in_order_and_pulls_nothing_for_batches_without_rows() -> None:
+    table = CountingTables()
+    payloads = [("a", _batch(0)), ("none", replace(_batch(1), num_rows=0)), ("b", _batch(2))]
+    with PullAhead(table, payloads, lambda payload: payload[1], ahead=2) as ahead:
+        found = [(item.payload[0], sorted(item.rows)) for item in ahead]
+    assert found == [("a", ["default"]), ("none", []), ("b", ["default"])]
+    assert table.pulls == 2
+
+
+def test_reading_ahead_is_bounded() -> None:
+    table, drawn = CountingTables(), []
+
+    def batches():
+        for number in range(10):
+            drawn.append(number)
+            yield _batch(number)
+
+    with PullAhead(table, batches(), lambda batch: batch, ahead=2) as ahead:
+        for number, item in enumerate(ahead):
+            assert item.payload.num_skipped_rows == number
+            assert table.pulls <= number + 3
+    assert drawn == list(range(10))
 
 
 def test_the_first_batch_can_be_waited_for() -> None:
@@ -199,15 +236,15 @@ def test_the_first_batch_can_be_waited_for() -> None:
         assert gate.wait(20)
         yield _batch(0)
 
-    with EmbeddingPipeline(_Table(), slow(), max_staleness_steps=0) as exchange:
+    with EmbeddingPipeline(CountingTables(), slow(), max_staleness_steps=0) as pipeline:
         threading.Timer(0.05, gate.set).start()
-        exchange.wait_for_first()
-        assert exchange._ready.qsize() > 0
-    with EmbeddingPipeline(_Table(), iter(()), max_staleness_steps=0) as exchange:
-        exchange.wait_for_first()  # the end is something to have, too
+        pipeline.wait_for_first()
+        assert len(pipeline._ready) > 0
+    with EmbeddingPipeline(CountingTables(), iter(()), max_staleness_steps=0) as pipeline:
+        pipeline.wait_for_first()  # the end is something to have, too
 
 
-class _Admitting(_Table):
+class _Admitting(CountingTables):
     """A table with a first-order weight; key 7 has not been shown often enough, key 8 has."""
 
     def pull_with_counts(self, table: str, keys_U: np.ndarray) -> Pulled:
@@ -221,14 +258,14 @@ def test_gradients_of_embeddings_that_nobody_saw_are_not_pushed(boundary: bool) 
     config = {"default": TableConfig(width=2, admission_threshold=3)}
     with EmbeddingPipeline(
         table, iter([_batch(0)]), max_staleness_steps=0, tables=config, growth=NewKeyCounter()
-    ) as exchange:
-        exchange.wait_for_first()
+    ) as pipeline:
+        pipeline.wait_for_first()
         if boundary:
-            with exchange.held():
+            with pipeline.held():
                 pass
-        batch, rows = next(exchange)
-        exchange.push(batch, rows, {"default": np.full((2, 3), 5.0, np.float32)})
-        exchange.drain()
+        item = next(pipeline)
+        item.push({"default": np.full((2, 3), 5.0, np.float32)})
+        pipeline.drain()
     _, grads, _, _ = table.pushes[-1]
     np.testing.assert_array_equal(grads, [[5, 0, 0], [5, 5, 5]])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -15,46 +14,12 @@ from paddlewheel.data_pipeline.batch import Batch
 from paddlewheel.trainer.loop.evaluate import BrokenOffError, Scores, evaluate, merge_groups
 from paddlewheel.trainer.loop.metrics import GroupedMetrics
 from paddlewheel.trainer.protocol.messages import Result, to_line
-
-
-class Together:
-    """Stands in for the trainers' group: `sum` adds the arrays of all threads."""
-
-    def __init__(self, num_trainers: int) -> None:
-        self.num_trainers = num_trainers
-        self.barrier = threading.Barrier(num_trainers, timeout=30)
-        self.arrays: list[np.ndarray | None] = [None] * num_trainers
-
-    def member(self, rank: int) -> Member:
-        return Member(self, rank)
-
-
-class Member:
-    def __init__(self, together: Together, rank: int) -> None:
-        self.together, self.rank, self.num_trainers = together, rank, together.num_trainers
-
-    def all_reduce(self, array: np.ndarray) -> np.ndarray:
-        shared = self.together
-        shared.arrays[self.rank] = array.copy()
-        shared.barrier.wait()
-        assert len({(a.shape, a.dtype) for a in shared.arrays}) == 1
-        array[...] = np.sum(shared.arrays, axis=0)
-        shared.barrier.wait()
-        return array
-
-    def long_barrier(self) -> None:
-        self.together.barrier.wait()
-
-    def all_gather(self, value: int) -> list[int]:
-        slots = np.zeros(self.num_trainers, np.int64)
-        slots[self.rank] = value
-        return [int(v) for v in self.all_reduce(slots)]
+from tests.support.fakes import CountingTables, LabelPredictor, ThreadGroup
 
 
 def on_all(num_trainers: int, work) -> list:
-    together = Together(num_trainers)
     with ThreadPoolExecutor(num_trainers) as pool:
-        return list(pool.map(lambda rank: work(together.member(rank)), range(num_trainers)))
+        return list(pool.map(work, ThreadGroup.of(num_trainers)))
 
 
 def batch_of(label: np.ndarray, group: np.ndarray | None, **slices: np.ndarray) -> Batch:
@@ -79,7 +44,7 @@ def test_all_trainers_get_the_metrics_of_all_rows(rows, splits: list[int]) -> No
     [expected] = on_all(1, alone.merged)
     ends = np.cumsum(splits)
 
-    def one_trainer(sync: Member) -> dict:
+    def one_trainer(sync: ThreadGroup) -> dict:
         scores = Scores(["click", "buy"])
         start, end = ends[sync.rank] - splits[sync.rank], ends[sync.rank]
         for at in range(start, end, 128):
@@ -106,7 +71,7 @@ def test_sample_weights_count_where_there_are_any(rows, splits: list[int]) -> No
     weight = np.random.default_rng(1).exponential(size=900).astype(np.float32)
     ends = np.cumsum(splits)
 
-    def one_trainer(sync: Member) -> dict:
+    def one_trainer(sync: ThreadGroup) -> dict:
         scores = Scores(["click", "buy"], weighted=True)
         part = slice(ends[sync.rank] - splits[sync.rank], ends[sync.rank])
         scores.update(replace(batch_of(label[part], None), sample_weight_B=weight[part]), logit[part])
@@ -127,7 +92,7 @@ def test_groups_meet_in_several_parts(rows) -> None:
     whole = GroupedMetrics()
     whole.update(group, logit[:, 0], label[:, 0])
 
-    def one_trainer(sync: Member) -> float | None:
+    def one_trainer(sync: ThreadGroup) -> float | None:
         grouped = GroupedMetrics()
         mine = slice(sync.rank, None, sync.num_trainers)
         grouped.update(group[mine], logit[mine, 0], label[mine, 0])
@@ -162,7 +127,7 @@ def test_slices_by_any_column(rows, num_trainers: int) -> None:
     logit, label, group = rows
     device = np.array([None, "null", "phone", "désk", b"\xff"], object)[np.minimum(group // 8, 4).astype(int)]
 
-    def one_trainer(sync: Member) -> dict:
+    def one_trainer(sync: ThreadGroup) -> dict:
         scores = Scores(["click"])
         mine = slice(sync.rank, None, sync.num_trainers)
         if sync.rank != 2:  # one trainer has no rows at all
@@ -223,20 +188,9 @@ def test_a_score_that_is_not_finite_is_counted_and_leaves_the_rest_alone(rows) -
     json.loads(to_line(Result(figures=found)), parse_constant=pytest.fail)
 
 
-class _Still:
-    """Keys that all have the same value; a program whose score is the label, as far as one can tell."""
-
-    def pull(self, table: str, keys_U: np.ndarray) -> np.ndarray:
-        return np.zeros((len(keys_U), 1), np.float32)
-
-    def predict(self, batch: Batch, rows: dict) -> np.ndarray:
-        assert batch.num_rows, "a batch without rows has nothing to score"
-        return 2 * batch.labels_BL - 1
-
-
-def _evaluated(sync: Member, batches: list[Batch], is_to_stop) -> dict | str:
+def _evaluated(sync: ThreadGroup, batches: list[Batch], is_to_stop) -> dict | str:
     try:
-        return evaluate(_Still(), _Still(), sync, iter(batches), is_to_stop=is_to_stop)
+        return evaluate(LabelPredictor(), CountingTables(), sync, iter(batches), is_to_stop=is_to_stop)
     except BrokenOffError:
         return "broken off"
 
@@ -253,7 +207,7 @@ def test_when_one_trainer_breaks_off_all_do(rows, told: set[int]) -> None:
     _, label, _ = rows
     batches = [[batch_of(label[:30, :1], None)] * count for count in (4, 9, 1)]
 
-    def one(sync: Member) -> dict | str:
+    def one(sync: ThreadGroup) -> dict | str:
         return _evaluated(sync, batches[sync.rank], lambda: sync.rank in told)
 
     assert on_all(3, one) == ["broken off"] * 3

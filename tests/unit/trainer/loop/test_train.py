@@ -10,11 +10,25 @@ import pytest
 from paddlewheel.data_pipeline.batch import Batch, Span, TableKeys
 from paddlewheel.trainer.dense.inputs import TableLayout
 from paddlewheel.trainer.dense.program import DenseProgram
-from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.train import DenseOptimizerConfig
 from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
-from paddlewheel.trainer.loop.train import BadStepsError, Progress, RowsLostError, Signals, TrainLoop
+from paddlewheel.trainer.loop.train import (
+    BadStepsError,
+    BoundaryDue,
+    CheckpointDue,
+    EpochOver,
+    EvaluationDue,
+    NothingDue,
+    Progress,
+    RowsLostError,
+    Schedule,
+    Signals,
+    StepTaken,
+    Stopped,
+    TrainLoop,
+)
 from paddlewheel.trainer.models import parse_model
+from tests.support.fakes import CountingTables, EvaluationEveryStep, WritingGroup
 
 
 def batch(rows: int, taken: int | None = None, *, dense: float = 0.5, start: int = 0) -> Batch:
@@ -30,39 +44,27 @@ def batch(rows: int, taken: int | None = None, *, dense: float = 0.5, start: int
     )
 
 
-class Table:
-    """Answers with zeros, writes down what is done."""
+class Table(CountingTables):
+    """Writes down what is pushed."""
 
     def __init__(self, log: list[str]) -> None:
-        self.log, self.gate = log, threading.Event()
-        self.gate.set()
-
-    def pull(self, table: str, keys_U: np.ndarray) -> np.ndarray:
-        return np.zeros((len(keys_U), 2), np.float32)
-
-    def push(self, table: str, *arrays: np.ndarray) -> None:
-        assert self.gate.wait(20)
-        self.log.append("push")
-
-
-class Sync(ProcessGroup):
-    """The group of one, which writes down when it would wait for others."""
-
-    def __init__(self, log: list[str]) -> None:
-        super().__init__(0, 1, "", interface=None)
+        super().__init__(width=2)
         self.log = log
 
-    def long_barrier(self) -> None:
-        self.log.append("rendezvous")
+    def pull(self, table: str, keys_U: np.ndarray) -> np.ndarray:
+        return 0 * super().pull(table, keys_U)
 
-    def barrier(self) -> None:
-        self.log.append("barrier")
+    def push(self, *arguments, rate: float = 1.0) -> None:
+        super().push(*arguments, rate=rate)
+        self.log.append("push")
 
 
 class Run:
     """A loop over batches, from a given progress on."""
 
-    def __init__(self, *, max_nonfinite_steps: int = 10, signals: Signals | None = None) -> None:
+    def __init__(
+        self, *, max_nonfinite_steps: int = 10, signals: Signals | None = None, schedule: Schedule | None = None
+    ) -> None:
         self.log: list[str] = []
         self.table, self.signals = Table(self.log), signals or Signals()
         program = DenseProgram(
@@ -76,17 +78,21 @@ class Run:
         )
         self.loop = TrainLoop(
             program,
-            Sync(self.log),
+            WritingGroup(self.log),
             max_nonfinite_steps=max_nonfinite_steps,
-            checkpoint_every_steps=None,
             signals=self.signals,
-            on_step=lambda progress, batch, skipped: self.log.append("step"),
+            schedule=schedule or NothingDue(),
         )
 
-    def epoch(self, batches, rows_left: int, **hooks) -> bool:
-        hooks = {"on_checkpoint": lambda: self.log.append("checkpoint"), **hooks}
-        with EmbeddingPipeline(self.table, iter(batches), max_staleness_steps=1) as exchange:
-            return self.loop.epoch(exchange, rows_left=rows_left, synchronous=False, **hooks)
+    def epoch(self, batches, rows_left: int) -> bool:
+        """Whether the epoch is over; what was due until then goes to the log."""
+        words = {StepTaken: "step", CheckpointDue: "checkpoint", EvaluationDue: "evaluation"}
+        due = None
+        with EmbeddingPipeline(self.table, iter(batches), max_staleness_steps=1) as pipeline:
+            for due in self.loop.run(pipeline, rows_left=rows_left, synchronous=False):
+                self.log += [words[type(due)]] if type(due) in words else []
+        assert isinstance(due, EpochOver | Stopped), due
+        return isinstance(due, EpochOver)
 
 
 def test_rows_at_the_end_that_cannot_be_used_count_as_taken() -> None:
@@ -133,16 +139,49 @@ def test_an_epoch_ends_when_all_pushes_of_all_trainers_are_applied() -> None:
 
 
 def test_who_is_to_stop_evaluates_no_more() -> None:
-    run = Run(signals=Signals(stop=True, save_before_stop=True))
-    evaluated: list[int] = []
-    finished = run.epoch(
-        [batch(4), batch(4)],
-        rows_left=8,
-        evaluation_due=lambda step: True,
-        on_evaluation=lambda: bool(evaluated.append(run.loop.progress.step)),
-    )
-    assert not finished
-    assert (evaluated, run.log.count("checkpoint"), run.loop.progress.step) == ([], 1, 1)
+    run = Run(signals=Signals(stop=True, save_before_stop=True), schedule=EvaluationEveryStep())
+    assert not run.epoch([batch(4), batch(4)], rows_left=8)
+    counts = [run.log.count(what) for what in ("evaluation", "checkpoint")]
+    assert (counts, run.loop.progress.step) == ([0, 1], 1)
+
+
+def test_an_evaluation_follows_its_step_when_all_pushes_are_applied_and_training_waits_for_it() -> None:
+    run = Run(schedule=EvaluationEveryStep())
+    assert run.epoch([batch(4), batch(4)], rows_left=8)
+    one = ["step", "push", "barrier", "evaluation"]
+    assert [what for what in run.log if what != "rendezvous"] == [*one, *one, "step", "barrier"]
+
+
+class BoundaryAfter(NothingDue):
+    """A day boundary after so many rows."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def boundary(self, taken_rows: int) -> bool:
+        return taken_rows == self.rows
+
+
+def test_nothing_is_in_flight_at_a_boundary_and_training_sees_what_it_changed() -> None:
+    run = Run(schedule=BoundaryAfter(4))
+    found = []
+    with EmbeddingPipeline(run.table, iter([batch(4), batch(4), batch(4)]), max_staleness_steps=1) as pipeline:
+        for due in run.loop.run(pipeline, rows_left=12, synchronous=False):
+            if isinstance(due, BoundaryDue):
+                assert not pipeline._pulling
+                found.append((run.loop.progress.step, len(run.table.pushes)))
+                before = run.table.pulls
+        assert run.table.pulls >= before + 2, "both batches after it are pulled, or pulled again"
+    assert found == [(1, 1)]
+
+
+def test_who_leaves_the_loop_at_an_evaluation_ends_training() -> None:
+    run = Run(schedule=EvaluationEveryStep())
+    with EmbeddingPipeline(run.table, iter([batch(4)] * 9), max_staleness_steps=1) as pipeline:
+        for due in run.loop.run(pipeline, rows_left=36, synchronous=False):
+            if isinstance(due, EvaluationDue):
+                break
+    assert (run.loop.progress.step, len(run.table.pushes)) == (1, 1)
 
 
 def test_bad_steps_are_limited_over_restarts() -> None:

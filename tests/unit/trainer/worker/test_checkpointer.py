@@ -12,12 +12,15 @@ import pytest
 
 from paddlewheel.pserver.errors import PathError, ServerError
 from paddlewheel.trainer.checkpoint import manifest
+from paddlewheel.trainer.checkpoint.folder_store import open_checkpoints
 from paddlewheel.trainer.checkpoint.manifest import CheckpointError
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.loop.span_log import Trained
-from paddlewheel.trainer.loop.train import Progress
+from paddlewheel.trainer.loop.train import Progress, Signals
 from paddlewheel.trainer.protocol.messages import Committed, NotCommitted
 from paddlewheel.trainer.worker.checkpointer import Checkpointer, SaveError
+from paddlewheel.trainer.worker.context import WorkerContext
+from tests.support.fakes import ToldGroup
 from tests.support.plans import trainer_spec
 
 DATA = {"train": "x", "labels": ["y"], "sparse": [{"name": "a"}]}
@@ -79,19 +82,6 @@ class Program:
         self.value = float(state["w"][0])
 
 
-class Others:
-    """The other trainer of two. It was told what trainer 0 tells."""
-
-    def __init__(self, told=FAILED):
-        self.told, self.waited = told, 0
-
-    def long_barrier(self):
-        self.waited += 1
-
-    def all_gather(self, value):
-        return [value, self.told]
-
-
 class Coordinator:
     """Commits, or answers as it is told to."""
 
@@ -119,11 +109,13 @@ class Trainer:
     def __init__(self, run, rank=0, told=FAILED, **sections):
         job = JobConfig.parse({"name": "j", "data": DATA, "run_dir": str(run), **sections})
         spec = trainer_spec(job, rank, 2)
-        self.servers, self.program, self.others, self.coordinator = Servers(), Program(), Others(told), Coordinator()
+        self.servers, self.program, self.others, self.coordinator = Servers(), Program(), ToldGroup(told), Coordinator()
         self.events, self.life = [], []
         link = SimpleNamespace(send=lambda event: self.events.append((event.event, event.model_dump())))
         life = SimpleNamespace(on_saved=lambda tables, readable: self.life.append((sorted(tables), readable)))
-        self.saver = Checkpointer(spec, self.servers, self.program, self.others, life, self.coordinator, link)
+        store = open_checkpoints(job.checkpoint_location)
+        context = WorkerContext(spec, self.others, self.servers, self.program, self.coordinator, link, Signals(), store)
+        self.saver = Checkpointer(context, life)
         self.folder = Path(run, "checkpoints")
 
     def save(self, advance_day=(), **how):
@@ -402,7 +394,7 @@ def test_what_is_saved_after_a_restore_leads_on_from_it(
     one = Trainer(tmp_path, checkpoint={"full_every": 3})
     one.servers.may_write.set()
     one.servers.load = lambda folder: mark
-    monkeypatch.setattr("paddlewheel.trainer.worker.checkpointer._checksums", lambda _: {"default": "c"})
+    monkeypatch.setattr(manifest.Checkpoint, "tables", lambda _: {"default": SimpleNamespace(checksum="c")})
     one.saver.restore(address)
     for step in (8, 9, 10):
         one.saver.save(Progress(step=step), TRAINED, FACTS)

@@ -13,6 +13,7 @@ from paddlewheel.trainer.checkpoint.manifest import MANIFEST
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.loop.train import Progress, Signals
 from paddlewheel.trainer.worker.checkpointer import Checkpointer
+from paddlewheel.trainer.worker.context import WorkerContext
 from paddlewheel.trainer.worker.evaluator import Evaluator
 from tests.support.plans import trainer_spec
 
@@ -53,9 +54,11 @@ class Trainer:
         restore = str(self.folder / f"step-{self.restored}") if self.restored >= 0 else None
         spec = trainer_spec(job, self.rank, 2, restore=restore)
         self.link, self.saved = Link(), []
-        self.saver = Checkpointer(spec, None, None, None, None, None, None)
+        store = open_checkpoints(str(self.folder))
+        context = WorkerContext(spec, None, None, None, None, self.link, Signals(), store)
+        self.saver = Checkpointer(context, None)
         self.saver.restored_step = self.restored
-        self.judge = Scored(spec, self.scores, None, None, None, self.link, self.saver, Signals())
+        self.judge = Scored(context, self.scores)
         self.progress = Progress()
 
     def save(self):
@@ -68,7 +71,14 @@ class Trainer:
     def at(self, step):
         """Whether training goes on after this step."""
         self.progress.step = step
-        return self.judge.judge(self.progress, self.save)
+        if self.judge.judge(self.progress):
+            self.saver.keep_best(step, self.save)
+        return not self.judge.stopped_early
+
+    def best_of_all(self, step, report):
+        if self.judge.judge_final(step, report):
+            self.saver.mark_best(step)
+        return {**self.judge.best(), "checkpoint": self.saver.best}
 
     @property
     def marked(self):
@@ -99,7 +109,7 @@ def test_a_checkpoint_that_failed_leaves_the_mark_where_it_was(tmp_path: Path) -
     one.saves_fail = True
     one.at(20)
     assert (one.saved, one.marked) == ([10, 20], "step-10")
-    assert one.judge.best_of_all(30, {"auc": 0.6})["checkpoint"] == str(tmp_path / "step-10")
+    assert one.best_of_all(30, {"auc": 0.6})["checkpoint"] == str(tmp_path / "step-10")
 
 
 def test_without_keep_best_nothing_is_saved(tmp_path: Path) -> None:
@@ -132,14 +142,15 @@ def test_the_final_evaluation_may_be_the_best(tmp_path: Path) -> None:
     one.at(10)
     one.progress.step = 15
     one.save()
-    best = one.judge.best_of_all(15, {"auc": 0.9})
+    best = one.best_of_all(15, {"auc": 0.9})
     assert best == {"step": 15, "auc": 0.9, "checkpoint": str(tmp_path / "step-15")}
     assert one.marked == "step-15"
 
 
 def _restored(tmp_path, state, step, **kwargs):
     one = Trainer(tmp_path, restored=step, **kwargs)
-    one.judge.load_state(state, open_checkpoints(str(tmp_path)))
+    one.judge.load_state(state)
+    one.saver.restore_best(one.judge.best_step)
     return one
 
 
@@ -150,7 +161,7 @@ def test_a_restored_evaluation_is_not_made_again_but_its_mark_is(tmp_path: Path)
     before.at(20)
     (tmp_path / "BEST").write_text("step-10\n")
     one = _restored(tmp_path, before.judge.state(), 20, scores=[])
-    assert one.judge.needs_evaluation(20, ended_epoch=None, epochs=3)
+    assert one.judge.is_owed(20, ended_epoch=None, epochs=3)
     assert one.at(20)
     assert (one.saved, one.marked, one.link.evaluations) == ([], "step-20", [])
     assert [e["step"] for e in one.judge.evaluations] == [10, 20]
@@ -160,7 +171,7 @@ def test_an_evaluation_that_was_lost_is_made_up_for(tmp_path: Path) -> None:
     before = Trainer(tmp_path, scores=[0.7])
     before.at(10)
     one = _restored(tmp_path, before.judge.state(), 20, scores=[0.6])
-    assert one.judge.needs_evaluation(20, ended_epoch=None, epochs=3)
+    assert one.judge.is_owed(20, ended_epoch=None, epochs=3)
     assert one.at(20)
     assert [e["step"] for e in one.link.evaluations] == [20]
 
@@ -173,10 +184,8 @@ def test_an_epoch_s_evaluation_is_owed_after_its_end_alone(
     tmp_path: Path, ended_epoch: int | None, needs_evaluation: bool
 ) -> None:
     one = Trainer(tmp_path, restored=25, evaluation={"every_epochs": 2})
-    assert one.judge.needs_evaluation(25, ended_epoch=ended_epoch, epochs=4) is needs_evaluation
-    assert not Trainer(tmp_path, evaluation={"every_epochs": 2}).judge.needs_evaluation(
-        0, ended_epoch=ended_epoch, epochs=4
-    )
+    assert one.judge.is_owed(25, ended_epoch=ended_epoch, epochs=4) is needs_evaluation
+    assert not Trainer(tmp_path, evaluation={"every_epochs": 2}).judge.is_owed(0, ended_epoch=ended_epoch, epochs=4)
 
 
 def test_training_that_had_stopped_stays_so_after_a_restart(tmp_path: Path) -> None:
@@ -185,7 +194,7 @@ def test_training_that_had_stopped_stays_so_after_a_restart(tmp_path: Path) -> N
     before = Trainer(tmp_path, scores=[0.7, 0.6], evaluation=evaluation)
     assert [before.at(25), before.at(50)] == [True, False]
     one = _restored(tmp_path, before.judge.state(), 50, evaluation=evaluation)
-    assert one.judge.needs_evaluation(50, ended_epoch=None, epochs=9)
+    assert one.judge.is_owed(50, ended_epoch=None, epochs=9)
     assert not one.at(50)
     assert one.judge.stopped_early
 
@@ -209,7 +218,7 @@ def test_the_best_of_what_is_restored_is_marked_again(tmp_path: Path, marked: st
         (tmp_path / "BEST").write_text(marked)
     one = _restored(tmp_path, before.judge.state(), 20, rank=rank)
     assert one.marked == ("step-10" if rank == 0 else marked and marked.strip())
-    best = one.judge.best_of_all(25, {"auc": 0.5})
+    best = one.best_of_all(25, {"auc": 0.5})
     assert best == {"step": 10, "auc": 0.7, "checkpoint": str(tmp_path / "step-10")}
 
 
@@ -222,4 +231,4 @@ def test_a_best_step_without_a_checkpoint_leaves_the_mark_before_it(tmp_path: Pa
     _committed(tmp_path, 10, 30)
     one = _restored(tmp_path, before.judge.state(), 30)
     assert one.marked == "step-10"
-    assert one.judge.best_of_all(35, {"auc": 0.5})["checkpoint"] == str(tmp_path / "step-10")
+    assert one.best_of_all(35, {"auc": 0.5})["checkpoint"] == str(tmp_path / "step-10")

@@ -18,7 +18,7 @@ from paddlewheel.data_pipeline.batch import Batch, TableKeys
 from paddlewheel.trainer.dense.gpu_program import GpuProgram, chosen_precision
 from paddlewheel.trainer.dense.inputs import TableLayout
 from paddlewheel.trainer.dense.program import DenseProgram, padded_count
-from paddlewheel.trainer.distributed.process_group import ProcessGroup
+from paddlewheel.trainer.distributed.process_group import SingleGroup
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.job.errors import ConfigError
 from paddlewheel.trainer.job.train import DenseOptimizerConfig
@@ -104,7 +104,7 @@ def test_every_model_is_the_same_on_cpu_and_gpu(case, precision, tolerance):
 def test_steps_of_the_optimizer_agree_and_a_state_goes_from_one_to_the_other(case):
     cpu, gpu = program_of(case, "cpu"), program_of(case)
     batch, rows = values_of(case)
-    sync, buffer = ProcessGroup(0, 1, "", interface=None), gpu.buffer(7)
+    sync, buffer = SingleGroup(), gpu.buffer(7)
     for step in range(4):
         flat_N = cpu.gradients(batch, rows).flat_N
         cpu.apply(flat_N[:-2], 3.0, rate_factor=0.5)
@@ -299,7 +299,7 @@ def test_the_kernels_and_the_lowered_operators_are_those_that_the_models_need(mo
 
     def watched(case):
         program = build(case)
-        operators.update(op.type for op in program._main.global_block().ops)
+        operators.update(op.type for op in program.programs.train.global_block().ops)
         return program
 
     monkeypatch.setitem(globals(), "program_of", watched)
