@@ -27,7 +27,7 @@ def plan(num_servers: int = 1, num_trainers: int = 1, run_dir: str | Path = "/r"
 
 def trainer_spec(job: JobConfig, rank: int = 0, num_trainers: int = 1, **changes: Any) -> TrainerSpec:
     """What one of its trainers is told."""
-    places = {"servers": ("h:1",), "server_identities": (), "store": "h:1", "interface": None}
+    places = {"servers": ("h:1",), "server_uids": (), "store": "h:1", "interface": None}
     begin = {"attempt": 1, "restore": None, "staging": None, "days": None, "resume": "auto"}
     numbers = {"mode": "train", "rank": rank, "num_trainers": num_trainers}
     return TrainerSpec(**{"job": job, **numbers, **places, **begin, **changes})

@@ -350,9 +350,9 @@ class Agent:
                 heard_at = time.monotonic()
                 if not ready:
                     with contextlib.suppress(ServerError):  # not there after all: it is asked again
-                        process = await asyncio.to_thread(server_uid, self._options.host, port)
+                        uid = await asyncio.to_thread(server_uid, self._options.host, port)
                         self._telemetry.worker_ready(ServerProbe.of_worker(wire.read(order.server, ServerSpec)))
-                        there = pb.WorkerReady(attempt=order.attempt, identity=process)
+                        there = pb.WorkerReady(attempt=order.attempt, server_uid=uid)
                         self._outbox.put_nowait(pb.AgentMessage(worker_ready=there))
                         ready = True
             elif ready and time.monotonic() - heard_at > order.server_health_timeout_seconds and not worker.stopping:

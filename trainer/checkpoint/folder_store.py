@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from paddlewheel.trainer.checkpoint import manifest
 from paddlewheel.trainer.checkpoint.manifest import Checkpoint, Draft
 from paddlewheel.trainer.checkpoint.object_store import ObjectStore
-from paddlewheel.trainer.checkpoint.store import Checkpoints, DirectoryBusyError, SavedModel, aside_name, is_remote
+from paddlewheel.trainer.checkpoint.store import (
+    Checkpoints,
+    DirectoryBusyError,
+    SavedModel,
+    absolute,
+    aside_name,
+    is_remote,
+)
 
 if TYPE_CHECKING:
     from paddlewheel.pserver.client import Client
@@ -44,7 +51,7 @@ def open_checkpoints(location: str, hosts: Hosts | None = None) -> Checkpoints:
 
 def open_address(address: str, hosts: Hosts | None = None) -> tuple[Checkpoints, str]:
     """What a person means by an address: the location that a checkpoint lies in, and its full address."""
-    address = address.rstrip("/") if is_remote(address) else str(Path(address).absolute())
+    address = absolute(address)
     return open_checkpoints(address.rpartition("/")[0], hosts), address
 
 

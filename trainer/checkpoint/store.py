@@ -31,6 +31,11 @@ def is_remote(location: str) -> bool:
     return "://" in location
 
 
+def absolute(location: str) -> str:
+    """A location or address in full, as every process of the job writes it: an absolute path, or an address."""
+    return location.rstrip("/") if is_remote(location) else str(Path(location).absolute())
+
+
 def holds_secret(address: str) -> bool:
     """Whether an address names a key or password: `s3://KEY:SECRET@bucket/...`, or as an option after `?`.
 

@@ -74,7 +74,7 @@ def event_of(session: int, message: pb.AgentMessage) -> messages.Event | None:
             pid = _within("pid", message.worker_started.pid, 1, _MAX_PID)
             return messages.WorkerStarted(session, message.worker_started.attempt, pid)
         case "worker_ready":
-            return messages.WorkerReady(session, message.worker_ready.attempt, message.worker_ready.identity)
+            return messages.WorkerReady(session, message.worker_ready.attempt, message.worker_ready.server_uid)
         case "worker_event":
             told = wire.read_union(message.worker_event, "event")
             return messages.WorkerEvent(session, message.worker_event.attempt, told)

@@ -39,7 +39,7 @@ class Member:
     heard_at: float = 0.0
     worker: WorkerState = WorkerState.NONE
     worker_pid: int = 0
-    identity: str = ""
+    server_uid: str = ""
     """Of the server's process."""
     worker_memory_bytes: int = 0
     memory_limit_bytes: int = 0

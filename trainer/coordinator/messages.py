@@ -94,11 +94,11 @@ class WorkerStarted:
 
 @dataclass(frozen=True)
 class WorkerReady:
-    """The server answers, or the trainer has said that it is ready. identity: of the server's process."""
+    """The server answers, or the trainer has said that it is ready. server_uid: of the server's process."""
 
     session: int
     attempt: int
-    identity: str = ""
+    server_uid: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from paddlewheel.pserver.messages import ServerSpec
-from paddlewheel.trainer.checkpoint.store import is_remote
+from paddlewheel.trainer.checkpoint.store import absolute, is_remote
 from paddlewheel.trainer.coordinator.specs import Mode, Resume, TrainerSpec
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.protocol.messages import HostStaging, StagingPlan
@@ -52,8 +52,7 @@ class JobPlan(BaseModel):
     @property
     def checkpoint_location(self) -> str:
         """Where checkpoints are committed: a folder, or an address in an object store."""
-        location = self.job.checkpoint_location
-        return location if is_remote(location) else str(Path(location).absolute())
+        return absolute(self.job.checkpoint_location)
 
     @property
     def journal(self) -> Path:
@@ -86,7 +85,7 @@ class JobPlan(BaseModel):
     def trainer_spec(
         self,
         endpoints: Sequence[str],
-        identities: Sequence[str],
+        server_uids: Sequence[str],
         store: str,
         rank: int,
         attempt: int,
@@ -100,7 +99,7 @@ class JobPlan(BaseModel):
             rank=rank,
             num_trainers=self.job.cluster.trainers,
             servers=tuple(endpoints),
-            server_identities=tuple(identities),
+            server_uids=tuple(server_uids),
             store=store,
             interface=self.interface,
             attempt=attempt,

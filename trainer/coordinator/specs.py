@@ -23,7 +23,7 @@ class TrainerSpec(Message):
     num_trainers: int
     servers: tuple[str, ...]
     """`host:port` of every server, by rank."""
-    server_identities: tuple[str, ...]
+    server_uids: tuple[str, ...]
     """UIDs of the servers' processes, by rank: trainers speak to no other ones. Empty: to whoever answers first."""
     store: str
     """`host:port` where the trainers meet."""

@@ -197,8 +197,8 @@ class JobStateMachine:
                 self._requests.take_host_response(member, answer)
             case WorkerStarted(pid=pid):
                 member.worker_pid = pid
-            case WorkerReady(identity=identity):
-                member.identity = identity
+            case WorkerReady(server_uid=server_uid):
+                member.server_uid = server_uid
                 member.worker_ready(now)
             case WorkerEvent(event=said):
                 self._take_worker_event(member, said, now)
@@ -472,10 +472,10 @@ class JobStateMachine:
         endpoints, first = self.members.server_endpoints, self.members.first_trainer
         restore = self._requests.restore
         store = f"{first.host}:{first.port}"
-        identities = [member.identity for member in self.members.of(Role.PSERVER)]
+        server_uids = [member.server_uid for member in self.members.of(Role.PSERVER)]
         for member in self.members.of(Role.TRAINER):
             rank = member.role_rank.rank
-            spec = self.plan.trainer_spec(endpoints, identities, store, rank, self.attempt, restore)
+            spec = self.plan.trainer_spec(endpoints, server_uids, store, rank, self.attempt, restore)
             self._start(member, spec, now)
 
     def _start(

@@ -219,7 +219,7 @@ def main() -> None:
             server = Server(host, port)
         except OSError as error:
             pipe.write(f"{host}:{port} cannot be listened on: {error.strerror or error}\n")
-            sys.exit(75)
+            sys.exit(os.EX_TEMPFAIL)
         pipe.write("ready\n")
     server.serve()
 

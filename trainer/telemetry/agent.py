@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,7 +130,7 @@ class Telemetry(Collector):
         for name in [*gone, *(["pserver_uptime_seconds"] if self.role == "pserver" else [])]:
             self._set(name, 0)
         if code != 0 and not expected:
-            reason = {64: "fix_job", 75: "retry"}.get(code, "signal" if code < 0 else "other")
+            reason = {os.EX_USAGE: "fix_job", os.EX_TEMPFAIL: "retry"}.get(code, "signal" if code < 0 else "other")
             self._add("agent_worker_failures_total", reason=reason)
 
     # -- what the worker says

@@ -18,7 +18,7 @@ from paddlewheel.pserver.errors import PathError, ServerError
 from paddlewheel.pserver.messages import Remark
 from paddlewheel.trainer.checkpoint import manifest
 from paddlewheel.trainer.checkpoint.manifest import CheckpointError
-from paddlewheel.trainer.checkpoint.store import SavedModel
+from paddlewheel.trainer.checkpoint.store import SavedModel, absolute
 from paddlewheel.trainer.loop.span_log import Trained
 from paddlewheel.trainer.loop.train import Progress
 from paddlewheel.trainer.protocol.messages import CheckpointSaved, Committed, NotCommitted, PhaseChanged
@@ -123,7 +123,7 @@ class Checkpointer:
         self.restored_step = saved.cursor["step"]
         if self._context.is_first:
             tables = saved.manifest.get("tables", {})
-            if address.rpartition("/")[0] != self._spec.job.checkpoint_location:
+            if absolute(address).rpartition("/")[0] != absolute(self._spec.job.checkpoint_location):
                 self._base = None  # nothing there may lead on from what lies elsewhere
             self.saved = {"keys": {name: told["keys"] for name, told in tables.items()}, "checkpoint": address}
         return saved

@@ -61,7 +61,7 @@ class WorkerContext:
                 used,
                 spec.servers,
                 seed=job.seed,
-                server_uids=spec.server_identities,
+                server_uids=spec.server_uids,
                 rank=spec.rank,
                 num_trainers=spec.num_trainers,
                 pull_timeout_seconds=job.control.pull_timeout_seconds,

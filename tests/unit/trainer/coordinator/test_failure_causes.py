@@ -218,4 +218,4 @@ def test_trainers_are_told_which_processes_their_servers_are() -> None:
         control.handle(messages.Joined(session, role, 0, "h", 1), 0.0)
         control.handle(messages.Available(session, 7000 + session), 0.0)
     started = control.handle(messages.WorkerReady(SERVER, 1, "pid 4"), 0.0)
-    assert [a.spec.server_identities for a in started if isinstance(a, messages.StartWorker)] == [("pid 4",)]
+    assert [a.spec.server_uids for a in started if isinstance(a, messages.StartWorker)] == [("pid 4",)]

@@ -77,7 +77,7 @@ def test_no_session_is_nobodys_member(members: Membership) -> None:
 
 
 def test_who_comes_after_a_loss_inherits_nothing(members: Membership, member: Member) -> None:
-    member.identity, member.worker_phase, member.progress, member.port = "old", "saving", progress(step=9), 7
+    member.server_uid, member.worker_phase, member.progress, member.port = "old", "saving", progress(step=9), 7
     member.hear(Heartbeat(1, worker_memory_bytes=5, worker_stopped=True))
     member.lose_agent()
     assert (member.state, member.worker, members.of_session(1)) == ("lost", WorkerState.ENDED, None)

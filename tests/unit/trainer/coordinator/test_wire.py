@@ -104,7 +104,7 @@ def test_specifications_arrive_whole() -> None:
     wire.fill(target.server, server)
     assert wire.read(target.server, ServerSpec) == server
     assert ServerSpec.model_validate_json(json.dumps(wire.plain(target.server))) == server
-    for changes in ({}, {"days": ("a", "b"), "restore": "s3://b/x", "server_identities": ("u",)}, {"days": ()}):
+    for changes in ({}, {"days": ("a", "b"), "restore": "s3://b/x", "server_uids": ("u",)}, {"days": ()}):
         staging = messages.StagingPlan(folders=("/a",), owner="o") if changes else None
         trainer = trainer_spec(job(num_trainers=2), 1, 2, staging=staging, **changes)
         target = pb.StartWorker()

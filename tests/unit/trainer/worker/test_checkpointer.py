@@ -391,7 +391,7 @@ def test_what_is_saved_after_a_restore_leads_on_from_it(
     first.servers.may_write.set()
     first.saver.save(Progress(step=1), TRAINED, FACTS)
     address = first.saver.saved["checkpoint"]
-    one = Trainer(tmp_path, checkpoint={"full_every": 3})
+    one = Trainer(tmp_path, checkpoint={"full_every": 3, "directory": f"{tmp_path}/checkpoints/"})
     one.servers.may_write.set()
     one.servers.load = lambda folder: mark
     monkeypatch.setattr(manifest.Checkpoint, "tables", lambda _: {"default": SimpleNamespace(checksum="c")})
