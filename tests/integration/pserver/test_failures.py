@@ -232,7 +232,7 @@ def test_a_taken_port_is_named(tmp_path):
         )
     assert done.returncode == 75
     assert f"cannot listen on {endpoint}" in done.stdout
-    assert '"kind": "port"' in done.stdout
+    assert '"kind":"port"' in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_wrong_spec_is_the_jobs_fault(spec):
         check=False,
     )
     assert done.returncode == 64
-    assert '"kind": "job"' in done.stdout
+    assert '"kind":"job"' in done.stdout
 
 
 def test_servers_end_when_their_starter_dies(tmp_path):
