@@ -69,12 +69,14 @@ HostOrder = PrepareHost | UploadDraft | ForgetFiles
 
 
 class UploadedPart(Message):
-    """One file of a saved table."""
+    """One file of a saved table; the fields are those of `pserver.saved_tables.Part`."""
 
     name: str
     num_bytes: int
     num_rows: int
     xxh3_128: str
+    num_keys: int | None
+    """Of a part that holds only what changed: keys that the shard has then."""
 
 
 class UploadedTable(Message):

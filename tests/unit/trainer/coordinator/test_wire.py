@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlewheel.pserver.messages import Message, ServerSpec
+from paddlewheel.pserver.saved_tables import Part
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 from paddlewheel.trainer.coordinator import wire
 from paddlewheel.trainer.coordinator.specs import TrainerSpec
@@ -81,6 +82,10 @@ def test_every_class_has_the_fields_of_its_protobuf_message() -> None:
         tag = wire.tag_of(kind)
         fields = [field for field in kind.model_fields if tag is None or field != tag[0]]
         assert list(wire.fields_of(pb.DESCRIPTOR.message_types_by_name[name])) == fields, name
+
+
+def test_a_part_of_a_saved_table_is_carried_whole() -> None:
+    assert tuple(messages.UploadedPart.model_fields) == Part._fields
 
 
 def test_every_kind_of_event_has_a_place_in_its_oneof() -> None:
