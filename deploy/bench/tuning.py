@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from typing_extensions import Self
 
@@ -245,8 +244,7 @@ def write(search: Search, study: optuna.Study, out: Path) -> list[Path]:
     config = search.configured(values)
     top = finished[0]
     head = f"# {search.metric} {top.value:.5f} in trial {top.number}, the best of {len(finished)} that finished\n"
-    body = yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
-    best.write_text(head + body, encoding="utf-8")
+    best.write_text(head + config.to_yaml(short=True), encoding="utf-8")
     files = [table, best]
     with contextlib.suppress(ImportError):
         files.append(_plot(search, finished, keys, out / "trials.png"))
