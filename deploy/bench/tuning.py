@@ -26,6 +26,8 @@ from paddlewheel.deploy.bench.parity.lab import ParityError, Variant, execute
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.job.errors import ConfigError
 from paddlewheel.trainer.job.train import HIGHER_IS_BETTER, Metric
+from paddlewheel.trainer.models import own_module
+from paddlewheel.trainer.models.config import CustomModelConfig
 
 if TYPE_CHECKING:
     import optuna
@@ -195,7 +197,9 @@ def _check(search: Search) -> None:
         ends = entry.choices if isinstance(entry, Choices) else (entry.low, entry.high)
         for value in ends:
             whole = isinstance(value, float) and value.is_integer()
-            search.configured({key: int(value) if whole else value})
+            job = search.configured({key: int(value) if whole else value})
+            if isinstance(job.model, CustomModelConfig):
+                own_module.find(job.model)
 
 
 def _score(search: Search, values: Mapping[str, Any], seed: int, out: Path) -> float:

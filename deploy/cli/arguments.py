@@ -109,10 +109,13 @@ def find_model(
         ConfigError: the job cannot be used.
         CheckpointError: there is no trained model.
         OtherModelError: the checkpoint is of a job with another model or other features.
+        ModelError: the module of a user's own model is not there, or another one.
     """
     from paddlewheel.trainer.checkpoint.store import is_remote
     from paddlewheel.trainer.checkpoint.trained_model import open_model
     from paddlewheel.trainer.job.config import JobConfig
+    from paddlewheel.trainer.models import own_module
+    from paddlewheel.trainer.models.config import CustomModelConfig
 
     job = None if is_remote(model) or Path(model).is_dir() else JobConfig.load(model, overrides)
     with _local(checkpoint or (model if job is None else job.checkpoint_location)) as path:
@@ -121,6 +124,8 @@ def find_model(
             job = JobConfig.from_settings(trained.settings, overrides, str(trained.path))
         else:
             check_same(job, trained.settings, str(trained.path), typed=trained.inputs is None)
+        if isinstance(job.model, CustomModelConfig):
+            own_module.find(job.model)
         yield job, trained
 
 
@@ -159,11 +164,15 @@ def check_same(
 
     Raises:
         OtherModelError: a value differs that the model depends on.
+        ModelError: the file of a user's own model has changed.
     """
     from paddlewheel.trainer.coordinator.resume import differences, without_types
+    from paddlewheel.trainer.models import own_module
 
     before: Mapping[str, Any] = trained
     now: Mapping[str, Any] = job.model_dump(mode="json")
+    own_module.check_same_file(before["model"], now["model"])
+    before, now = ({**job, "model": own_module.without_place(job["model"])} for job in (before, now))
     if not typed:
         before, now = without_types(before), without_types(now)
     features = ("labels", "dense", "sparse")

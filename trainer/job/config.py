@@ -27,6 +27,7 @@ from paddlewheel.trainer.job.metrics import MetricsConfig
 from paddlewheel.trainer.job.section import Section, without_defaults
 from paddlewheel.trainer.job.train import TrainConfig, WarmStartConfig
 from paddlewheel.trainer.job.yaml_loader import absolute_paths, apply_override, check_plain, read_source, write_yaml
+from paddlewheel.trainer.models import own_module
 from paddlewheel.trainer.models.config import AnyModelConfig, DeepFMConfig
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -110,7 +111,13 @@ class JobConfig(Section):
                 the value given, what is allowed, and the nearest known key for an unknown one.
         """
         source = os.fspath(path)
-        return cls.from_settings(read_source(source), overrides, source)
+        raw = read_source(source)
+        for override in overrides:
+            apply_override(raw, override, source)
+        raw = absolute_paths(raw)
+        if "model" in raw:
+            raw["model"] = own_module.settled(raw["model"], Path(source).parent)
+        return cls.parse(raw, source=source)
 
     @classmethod
     def from_settings(

@@ -22,8 +22,10 @@ def without_defaults(section: BaseModel) -> dict[str, Any]:
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         names_member = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
-        if field.is_required() or names_member or value != field.get_default(
-            call_default_factory=True, validated_data=vars(section)
+        if (
+            field.is_required()
+            or names_member
+            or value != field.get_default(call_default_factory=True, validated_data=vars(section))
         ):
             kept[name] = _without_defaults(value, whole[name])
     return kept

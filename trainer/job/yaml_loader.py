@@ -79,7 +79,7 @@ for _tag, _pattern, _first in [
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts in quotes what either YAML 1.1 or 1.2 would not read as a text, and never an anchor for what stands twice."""
+    """Puts in quotes what YAML 1.1 or 1.2 would not read as a text; what stands twice is written twice."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -89,6 +89,15 @@ _Dumper.yaml_implicit_resolvers = {
     first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *_Loader.yaml_implicit_resolvers.get(first, ())]
     for first in {**yaml.SafeDumper.yaml_implicit_resolvers, **_Loader.yaml_implicit_resolvers}
 }
+
+
+def _quoted(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # the emitter would write these line breaks as they are, and they would be read as spaces
+    style = '"' if any(letter in text for letter in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _quoted)
 
 
 def write_yaml(value: Mapping[str, Any]) -> str:
@@ -261,6 +270,7 @@ def absolute_paths(raw: dict[str, Any]) -> dict[str, Any]:
     out = dict(raw)
     for section, keys in {
         "data": ("train", "eval", "statistics", "quarantine_directory"),
+        "model": ("folder",),
         "warm_start": ("source",),
         "checkpoint": ("directory", "staging"),
         "metrics": ("prometheus_sd_directory",),
