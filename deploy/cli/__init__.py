@@ -28,7 +28,7 @@ EX_USAGE = 64
 EX_TEMPFAIL = 75
 EXIT_INTERRUPTED = 130
 
-_ANSWERS = {"job", "checkpoint", "deltas", "plot", "report", "status", "deploy", "doctor", "version"}
+_ANSWERS = {"job", "model", "checkpoint", "deltas", "plot", "report", "status", "deploy", "doctor", "version"}
 """Commands that print an answer and do nothing else for which a reader would be needed."""
 
 _OURS = {"paddlewheel"}
@@ -40,6 +40,7 @@ _COMMANDS = {
     "predict": ("paddlewheel.deploy.cli.predict:predict", "Score Parquet files with a trained model."),
     "data": ("paddlewheel.deploy.cli.data:app", "Prepare, generate and check data."),
     "job": ("paddlewheel.deploy.cli.job:app", "Look at a job file: its keys, its values, whether it can run."),
+    "model": ("paddlewheel.deploy.cli.model:app", "List the kinds of models, or look into a job's model."),
     "checkpoint": (
         "paddlewheel.deploy.cli.checkpoint:app",
         "Look at checkpoints, rewrite them, or ask a running job for one.",
