@@ -68,8 +68,12 @@ _COMMANDS = {
 }
 
 
-def build_app() -> App:
-    """The command with all its sub-commands, none of them imported yet."""
+def build_app(asked: str | None = None) -> App:
+    """The command with all its sub-commands, none of them imported yet.
+
+    Args:
+        asked: the command that will run: its help is its docstring, not the summary of the list.
+    """
     app = App(
         name="paddlewheel",
         help="Train click-through-rate models with parameter servers and AllReduce trainers.",
@@ -80,7 +84,7 @@ def build_app() -> App:
         suppress_keyboard_interrupt=False,
     )
     for name, (where, summary) in _COMMANDS.items():
-        app.command(where, name=name, help=summary)
+        app.command(where, name=name, **({} if name == asked else {"help": summary}))
     return app
 
 
@@ -90,7 +94,7 @@ def run(arguments: Sequence[str]) -> int:
         if any("\ud800" <= letter <= "\udfff" for letter in argument):  # how Python carries bytes that are no UTF-8
             return _fail("usage", f"the argument {argument!r} is no UTF-8: rename what it names", EX_USAGE, arguments)
     try:
-        code = build_app()(list(arguments))
+        code = build_app(*arguments[:1])(list(arguments))
     except CycloptsError as error:
         words = " ".join(["paddlewheel", *(error.command_chain or ())])
         return _fail("usage", f"{error}\nTry: {words} --help", EX_USAGE, arguments)

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 JobFile = Annotated[Path, Parameter(help="The job file (YAML).")]
 
-Model = Annotated[str, Parameter(help="A job file, a checkpoint (its step-<n> folder, or s3://...), or a run folder.")]
+Model = Annotated[
+    str, Parameter(help="A job file, a checkpoint (its `step-<n>` folder, or s3://...), or a run folder.")
+]
 
 Checkpoint = Annotated[
     str | None,
-    Parameter(help="With a job file: a checkpoint (its step-<n> folder, or s3://...); by default the newest."),
+    Parameter(help="With a job file: a checkpoint (its `step-<n>` folder, or s3://...); by default the newest."),
 ]
 
 Overrides = Annotated[

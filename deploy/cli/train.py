@@ -72,7 +72,8 @@ def evaluate(
     job: JobFile,
     *,
     checkpoint: Annotated[
-        str | None, Parameter(help="A checkpoint (its step-<n> folder, or s3://...); by default the job's newest one.")
+        str | None,
+        Parameter(help="A checkpoint (its `step-<n>` folder, or s3://...); by default the job's newest one."),
     ] = None,
     overrides: Overrides = (),
     json: Json = False,
