@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import sys
@@ -143,12 +144,21 @@ def _lost_answer(error: OSError, arguments: Sequence[str]) -> int:
 
 
 def _fail(kind: str, message: str, code: int, arguments: Sequence[str]) -> int:
+    text = message.encode(errors="backslashreplace").decode()
     with contextlib.suppress(OSError):
-        print(f"paddlewheel: {message.encode(errors='backslashreplace').decode()}", file=sys.stderr)
+        if _logs_json(arguments):
+            print(json.dumps({"level": "error", "message": text, "kind": kind, "exit_code": code}), file=sys.stderr)
+        else:
+            print(f"paddlewheel: {text}", file=sys.stderr)
     if "--json" in arguments:
         with contextlib.suppress(OSError):
             print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": code}}))
     return code
+
+
+def _logs_json(arguments: Sequence[str]) -> bool:
+    """Whether standard error holds JSON objects alone: an error may come before the command line is understood."""
+    return "--log-format=json" in arguments or ("--log-format", "json") in itertools.pairwise(arguments)
 
 
 def main() -> None:

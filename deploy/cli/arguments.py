@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, validators
 
@@ -57,6 +57,14 @@ Json = Annotated[
         negative=(),
         show_default=False,
         help="Print one JSON object for machines instead of text for people.",
+    ),
+]
+
+LogFormat = Annotated[
+    Literal["auto", "text", "json"],
+    Parameter(
+        help="What is written to standard error. auto: a bar on a terminal; elsewhere lines of text, or with --json "
+        "one JSON object a line. text, json: such lines in any case."
     ),
 ]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from paddlewheel.deploy.cli.arguments import Json, answer, check_host_and_port
+from paddlewheel.deploy.cli.arguments import Json, LogFormat, answer, check_host_and_port
 
 if TYPE_CHECKING:
     from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
@@ -31,18 +31,18 @@ def status(
     watch: Annotated[
         bool, Parameter(negative=(), help="Go on until the job is over; a bar on a terminal, else log lines.")
     ] = False,
+    log_format: LogFormat = "auto",
     json: Json = False,
 ) -> int:
     """Show what a running job is doing: phase, progress, and every role's state.
 
     Exit code 0; with --watch that of the job; 75 when nobody answers.
     """
-    return asyncio.run(_watch(address) if watch else _show(address, json=json))
+    return asyncio.run(_watch(address, log_format, json=json) if watch else _show(address, json=json))
 
 
 async def _show(address: str, *, json: bool) -> int:
     import grpc
-    from google.protobuf.json_format import MessageToDict
 
     from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
     from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
@@ -55,18 +55,24 @@ async def _show(address: str, *, json: bool) -> int:
             found = await stub.GetStatus(pb.StatusRequest(), metadata=security.metadata, timeout=_ANSWER_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise _unreachable(address, error) from None
-    if json:
-        data: dict[str, Any] = MessageToDict(found, preserving_proto_field_name=True)
-        for key in ("progress_json", "result_json"):
-            if text := data.pop(key, ""):
-                data[key.removesuffix("_json")] = json_module.loads(text)
-        answer(data, json=True, text=str)
-    else:
-        answer(None, json=False, text=lambda: "\n".join(_lines(found)))
+    _answer(found, json=json)
     return 0
 
 
-async def _watch(address: str) -> int:
+def _answer(found: "pb.JobStatus", *, json: bool) -> None:
+    from google.protobuf.json_format import MessageToDict
+
+    if not json:
+        answer(None, json=False, text=lambda: "\n".join(_lines(found)))
+        return
+    data: dict[str, Any] = MessageToDict(found, preserving_proto_field_name=True)
+    for key in ("progress_json", "result_json"):
+        if text := data.pop(key, ""):
+            data[key.removesuffix("_json")] = json_module.loads(text)
+    answer(data, json=True, text=str)
+
+
+async def _watch(address: str, log_format: LogFormat, *, json: bool) -> int:
     import grpc
 
     from paddlewheel.deploy.launch.display import choose_display
@@ -81,12 +87,12 @@ async def _watch(address: str) -> int:
         async with security.channel(address) as channel:
             stub = pb_grpc.CoordinatorStub(channel)
             async for last in stub.WatchStatus(pb.StatusRequest(min_interval_seconds=0.5), metadata=security.metadata):
-                display = display or choose_display()
+                display = display or choose_display(log_format=log_format, for_machines=json)
                 for entry in last.entries:
                     if entry.number > seen:
                         seen = entry.number
                         if entry.level != "debug":
-                            display.note(entry.level, entry.text)
+                            display.note(entry.level, entry.text, entry.time_seconds)
                 display.update(last)
     except grpc.aio.AioRpcError as error:
         if last is None or not last.over:
@@ -96,7 +102,7 @@ async def _watch(address: str) -> int:
             display.close()
     if last is None or not last.over:
         raise NoCoordinatorError(f"the coordinator at {address} went away before the job was over")
-    answer(None, json=False, text=lambda: "\n".join(_lines(last)))
+    _answer(last, json=json)
     return int(last.outcome.exit_code)
 
 
