@@ -115,7 +115,7 @@ def _lines(found: "pb.JobStatus") -> Iterator[str]:
     from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 
     attempt = f", attempt {found.attempt}" if found.attempt > 1 else ""
-    yield f"{found.name} ({found.mode}): {found.phase} for {duration(found.elapsed_seconds)}{attempt}"
+    yield f"{found.name} ({found.mode}): {found.phase.replace('_', ' ')} for {duration(found.elapsed_seconds)}{attempt}"
     said = progress_of(found)
     if said.get("total_rows"):
         rate = f"{said['rows_per_second']:,.0f} rows/s" if said.get("rows_per_second") else "no rate yet"

@@ -114,7 +114,7 @@ def progress_of(status: pb.JobStatus) -> dict[str, Any]:
 def phase_of(status: pb.JobStatus, said: Mapping[str, Any]) -> str:
     """The job's phase, and while it runs what trainer 0 is doing."""
     if status.phase != "running" or not said:
-        return status.phase
+        return status.phase.replace("_", " ")
     return str(said.get("phase", "training" if status.mode == "train" else "evaluating"))
 
 

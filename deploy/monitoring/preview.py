@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddlewheel.deploy.monitoring.dashboards import DASHBOARDS, Dashboard, Panel
+from paddlewheel.deploy.monitoring.dashboards import DASHBOARDS, STATE_COLOURS, Dashboard, Panel
 
 _COLOURS = ("#3b82c4", "#e0862b", "#2b9a66", "#8e4ec6", "#c2344b", "#6b7280", "#0f766e", "#b45309")
 _NUM_STEPS = 120
@@ -88,7 +88,12 @@ def render(
         parts.append(f"<h1>{html.escape(dashboard.title)}: {html.escape(job)}</h1><div class=grid>")
         for panel in dashboard.panels:
             curves = prometheus.range(panel, job, start, end, rate_interval)
-            body = _stat(panel, curves) if panel.kind == "stat" else _chart(panel, curves, start, end)
+            if panel.kind == "stat":
+                body = _stat(panel, curves)
+            elif panel.kind == "state-timeline":
+                body = _timeline(panel, curves, start, end)
+            else:
+                body = _chart(panel, curves, start, end)
             parts.append(
                 f'<div class="panel {panel.kind}" style="grid-column: span {panel.width}">'
                 f"<h2>{html.escape(panel.title)}</h2>{body}</div>"
@@ -128,8 +133,7 @@ def _chart(panel: Panel, curves: list[Curve], start: float, end: float) -> str:
         return f"{x:.1f},{y:.1f}"
 
     parts = [f'<svg viewBox="0 0 {width:.0f} {height:.0f}" preserveAspectRatio="none">']
-    for i in range(4):
-        value = low + (high - low) * i / 3
+    for value in round_ticks(low, high):
         y = place(start, value).split(",")[1]
         parts.append(f'<line x1={left} x2={width - 8} y1={y} y2={y} stroke="#d9dee6" />')
         parts.append(f"<text x={left - 6} y={float(y) + 4:.1f} text-anchor=end>{_in_unit(value, panel.unit)}</text>")
@@ -153,6 +157,49 @@ def _chart(panel: Panel, curves: list[Curve], start: float, end: float) -> str:
     names = "".join(
         f'<i style="background:{_COLOURS[i % len(_COLOURS)]}"></i>{html.escape(curve.legend)}'
         for i, curve in enumerate(curves[:12])
+    )
+    return "".join(parts) + f"</svg><div class=legend>{names}</div>"
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Multiples of 1, 2, 2.5 or 5 times a power of ten that lie between two numbers: two to six of them."""
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = power * next((factor for factor in (1, 2, 2.5, 5) if factor * power >= rough * (1 - 1e-9)), 10)
+    return [float(f"{i * step:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _timeline(panel: Panel, curves: list[Curve], start: float, end: float) -> str:
+    """A band for each curve: which state it was in when."""
+    left, width, tall = 8.0, 544.0, 34.0
+    gap = 2.5 * (end - start) / _NUM_STEPS
+    parts = [f'<svg viewBox="0 0 560 {20 + (tall + 8) * max(1, len(curves)):.0f}" preserveAspectRatio="none">']
+    seen: dict[int, None] = {}
+    for row, curve in enumerate(curves):
+        spans: list[list[float]] = []  # state, from, to
+        for at, value in curve.points:
+            if spans and spans[-1][0] == value and at - spans[-1][2] <= gap:
+                spans[-1][2] = at
+            else:
+                if spans and at - spans[-1][2] <= gap:
+                    spans[-1][2] = at
+                spans.append([value, at, at])
+        for value, begin, over in spans:
+            state = min(max(int(value), 0), len(panel.states) - 1)
+            seen[state] = None
+            x = left + (begin - start) / (end - start) * width
+            wide = max(1.0, (over - begin) / (end - start) * width)
+            name = html.escape(panel.states[state])
+            parts.append(
+                f"<rect x={x:.1f} y={6 + row * (tall + 8):.1f} width={wide:.1f} height={tall} "
+                f'fill="{STATE_COLOURS[state % len(STATE_COLOURS)]}"><title>{name}</title></rect>'
+            )
+    for x, anchor, at in ((left, "start", start), (left + width, "end", end)):
+        clock = time.strftime("%H:%M:%S", time.gmtime(at))
+        parts.append(f"<text x={x} y={16 + (tall + 8) * max(1, len(curves)):.1f} text-anchor={anchor}>{clock}</text>")
+    names = "".join(
+        f'<i style="background:{STATE_COLOURS[state % len(STATE_COLOURS)]}"></i>{html.escape(panel.states[state])}'
+        for state in sorted(seen)
     )
     return "".join(parts) + f"</svg><div class=legend>{names}</div>"
 
