@@ -287,7 +287,7 @@ def _plot(search: Search, finished: Sequence[Any], keys: Sequence[str], path: Pa
     """The metric by trial, and against each key."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     columns = min(3, len(keys) + 1)
     rows = -(-(len(keys) + 1) // columns)
@@ -306,6 +306,7 @@ def _plot(search: Search, finished: Sequence[Any], keys: Sequence[str], path: Pa
     panels[0].plot([numbers[top]], [finished[0].value], "o", color="#d97706", ms=7, label="best trial")
     panels[0].step(numbers, best, where="post", color="#d97706", label="best so far")
     panels[0].set(xlabel="trial", ylabel=search.metric)
+    panels[0].xaxis.set_major_locator(MaxNLocator(6, integer=True))
     panels[0].legend(frameon=False)
     for axes, key in zip(panels[1:], keys, strict=False):
         entry = search.space[key]
