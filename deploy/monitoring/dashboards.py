@@ -355,7 +355,9 @@ DASHBOARDS: tuple[Dashboard, ...] = (
             ),
             _PHASES,
             _chart("Roles", _q("paddlewheel_job_members{JOB}", "{{member_role}}s")),
-            _chart("Silence", _q("time() - paddlewheel_job_heartbeat_timestamp_seconds{JOB} > 0", "longest"), unit="s"),
+            _chart(
+                "Silence", _q("time() - (paddlewheel_job_heartbeat_timestamp_seconds{JOB} > 0)", "longest"), unit="s"
+            ),
             _chart(
                 "Workers that failed",
                 _q("sum by (role, reason) (paddlewheel_agent_worker_failures_total{JOB})", "{{role}}: {{reason}}"),

@@ -109,6 +109,12 @@ def test_phases_are_a_timeline_of_states() -> None:
     drawn = preview._timeline(panel, [preview.Curve("j", tuple(points))], 0.0, 1200.0)
     bands = re.findall(r"<rect x=([\d.]+) y=[\d.]+ width=([\d.]+) .*?<title>(\w+)</title>", drawn)
     assert [name for _, _, name in bands] == ["running", "rendezvous", "running"]
+    assert (
+        preview._timeline(panel, [preview.Curve("j", tuple((float(at), 1.0) for at in range(40)))], 0, 40).count(
+            "<rect"
+        )
+        == 1
+    ), "points a second apart are one stretch, however short the page"
     for (x, width, _), (following, _, _) in itertools.pairwise(bands):
         assert float(x) + float(width) == pytest.approx(float(following), abs=0.2)
 

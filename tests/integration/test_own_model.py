@@ -91,7 +91,10 @@ def test_one_file_beside_the_job_serves_every_command(job: Path, tmp_path: Path)
     evaluated = paddlewheel(job, "evaluate", job)
     assert evaluated["result"]["eval"]["auc"] == pytest.approx(trained["result"]["eval"]["auc"])
     paddlewheel(job, "export", job, "--to", tmp_path / "export")
-    assert json.loads((tmp_path / "export" / "export.json").read_text())["model"] == known
+    spec = json.loads((tmp_path / "export" / "export.json").read_text())
+    assert spec["model"] == known
+    assert spec["tables"]["default"]["unknown"] == "unknown/default.npy"
+    assert pq.read_table(tmp_path / "export" / "tables" / "default").num_rows == spec["tables"]["default"]["keys"]
     paddlewheel(job, "predict", job, "--to", tmp_path / "job.parquet")
     paddlewheel(job, "predict", step, "--to", tmp_path / "step.parquet")
     paddlewheel(job, "predict", "--export", tmp_path / "export", "--to", tmp_path / "export.parquet")
