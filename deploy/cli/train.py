@@ -124,7 +124,7 @@ def _run(
     resume: Literal["auto", "always", "never"],
     *,
     hosts: "HostsConfig | None" = None,
-    log_format: LogFormat,
+    log_format: LogFormat = "auto",
     json: bool,
 ) -> int:
     from paddlewheel.deploy.checks import preflight

@@ -326,8 +326,9 @@ class CustomModelConfig(ModelConfig):
     folder: str | None = None
     """Folder in which the module is looked for, before PYTHONPATH and what is installed. None: the job file's."""
 
-    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    """Of the module's file: another file is refused. Not given: as the file is when the job is read. None: any file."""
+    sha256: str | None = Field(default=None, pattern=r"^([0-9a-f]{64}|any)$")
+    """Of the module's file; another file is refused. None: as the file is when the job is read. `any`: nothing is
+    compared."""
 
     @property
     def implementation(self) -> str:  # type: ignore[override]

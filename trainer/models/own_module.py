@@ -22,7 +22,7 @@ from paddlewheel.trainer.models.config import CustomModelConfig, ModelError
 
 _REMEDY = (
     "put the file back, name the folder of the old one (--set model.folder=DIR), or take it as it is (--set "
-    "model.sha256=null)"
+    "model.sha256=any)"
 )
 
 _loaded: dict[str, str] = {}
@@ -39,7 +39,7 @@ def settled(model: Any, folder: Path) -> Any:
     if not isinstance(model, dict) or not isinstance(model.get("kind"), str) or ":" not in model["kind"]:
         return model
     found = {**model, "folder": model.get("folder") or str(folder.absolute())}
-    if "sha256" not in found and isinstance(found["folder"], str):
+    if found.get("sha256") is None and isinstance(found["folder"], str):
         file = _find(found["kind"].partition(":")[0], found["folder"])
         found["sha256"] = None if file is None else _hash(file)
     return found
@@ -60,10 +60,10 @@ def find(config: CustomModelConfig) -> Path:
             f"{sys.executable}. Put {module.replace('.', '/')}.py beside the job file, or name its folder: --set "
             "model.folder=DIR"
         )
-    if config.sha256 is not None and _hash(file) != config.sha256:
+    if config.sha256 not in {None, "any"} and _hash(file) != config.sha256:
         raise ModelError(
             f"model.kind: {file} is not what the job was given or trained with: its sha256 is {_hash(file)[:12]}..., "
-            f"and model.sha256 is {config.sha256[:12]}...; {_REMEDY}"
+            f"and model.sha256 is {str(config.sha256)[:12]}...; {_REMEDY}"
         )
     return file
 
@@ -92,8 +92,8 @@ def check_same_file(trained: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     Raises:
         ModelError: they do.
     """
-    before, after = trained.get("sha256"), now.get("sha256")
-    if before is not None and after is not None and before != after:
+    before, after = trained.get("sha256") or "any", now.get("sha256") or "any"
+    if "any" not in {before, after} and before != after:
         raise ModelError(
             f"the file of {now['kind']} has changed since the model was trained: its sha256 was {before[:12]}..., now "
             f"it is {after[:12]}...; {_REMEDY}"

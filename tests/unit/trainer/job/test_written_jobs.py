@@ -21,7 +21,12 @@ JOBS = sorted((Path(__file__).parents[4] / "jobs").glob("*.yaml"))
 RULES = [rule.model_fields["rule"].default for rule in get_args(get_args(Optimizer)[0])]
 MODELS: list[dict[str, Any]] = [
     *({"kind": kind, **({"item": ["item"]} if kind == "two_tower" else {})} for kind in KINDS),
-    {"kind": "my_models:GatedFM", "options": {"units": [64, 32], "deep": {"no": "1e-4", "none": None}}},
+    {
+        "kind": "my_models:GatedFM",
+        "folder": "/models",
+        "sha256": "any",
+        "options": {"units": [64, 32], "deep": {"no": "1e-4", "none": None}},
+    },
 ]
 
 
