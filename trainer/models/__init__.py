@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -60,24 +61,33 @@ def _options(kind: type[Model], config: CustomModelConfig) -> object:
     return options
 
 
-def _unknown(options: type[BaseModel], given: Any, path: str) -> Iterator[str]:
+def _unknown(options: type[BaseModel], given: Mapping[str, Any], path: str) -> Iterator[str]:
     """Keys that pydantic would ignore, because nothing says that other keys are wanted."""
-    if not isinstance(given, Mapping):
-        return
     known = {**options.model_fields, **{f.alias: f for f in options.model_fields.values() if f.alias is not None}}
     for key, value in given.items():
         if key in known:
-            inner = _parts(known[key].annotation)
-            for item in value if isinstance(value, (list, tuple)) else [value]:
-                if len(inner) == 1:
-                    yield from _unknown(inner[0], item, f"{path}.{key}")
+            yield from _unknown_inside(known[key].annotation, value, f"{path}.{key}")
         elif options.model_config.get("extra") is None:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else "."
             yield f"{path}.{key}: unknown key{hint} Allowed in {path}: {', '.join(known)}"
 
 
-def _parts(annotation: Any) -> list[type[BaseModel]]:
+def _unknown_inside(annotation: Any, value: Any, path: str) -> Iterator[str]:
+    """The same in a value that may hold models. Where several could be meant, nothing is said."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _parts(part)]
+        if isinstance(value, Mapping):
+            yield from _unknown(annotation, value, path)
+    elif origin is Annotated:
+        yield from _unknown_inside(arguments[0], value, path)
+    elif origin in {Union, UnionType}:
+        holding = [member for member in arguments if member is not NoneType]
+        if len(holding) == 1:
+            yield from _unknown_inside(holding[0], value, path)
+    elif isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _unknown_inside(arguments[-1], inner, f"{path}.{key}")
+    elif isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(value, (list, tuple)):
+        for place, inner in enumerate(value):
+            yield from _unknown_inside(arguments[0], inner, f"{path}.{place}")

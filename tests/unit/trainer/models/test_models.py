@@ -306,6 +306,7 @@ class Mixed(Model):
         scale: float = 1.0
         deep: Deep | None = None
         many: list[Deep] = []
+        named: dict[str, Deep] = {}
         open: Open = Open()
 
     def __init__(self, spec: FeatureSpec, options: Options) -> None:
@@ -359,7 +360,8 @@ def test_a_users_own_model_refuses_wrong_options() -> None:
         ({"units": [4], "scal": 2.0}, r"model\.options\.scal: unknown key; did you mean scale\? Allowed in"),
         ({"unit": [4]}, r"model\.options\.unit: unknown key; did you mean units\?.*; model\.options\.units: Field req"),
         ({"units": [4], "deep": {"rat": 1}}, r"model\.options\.deep\.rat: unknown key; did you mean rate\?"),
-        ({"units": [4], "many": [{"rate": 1}, {"x": 1}]}, r"model\.options\.many\.x: unknown key"),
+        ({"units": [4], "many": [{"rate": 1}, {"x": 1}]}, r"model\.options\.many\.1\.x: unknown key"),
+        ({"units": [4], "named": {"a": {"rate": 1}, "b": {"rte": 1}}}, r"model\.options\.named\.b\.rte: unknown key"),
     ],
 )
 def test_typos_in_the_options_of_a_users_own_model_are_refused(options: dict[str, Any], words: str) -> None:
@@ -368,7 +370,7 @@ def test_typos_in_the_options_of_a_users_own_model_are_refused(options: dict[str
 
 
 def test_options_may_say_that_they_take_other_keys() -> None:
-    given = {"units": [4], "open": {"anything": 1}}
+    given = {"units": [4], "open": {"anything": 1}, "named": {"any": {"rate": 1}}}
     program_of(parse_model({"kind": f"{__name__}:Mixed", "options": given}), tables=layouts("lr"))
 
 
