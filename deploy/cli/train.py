@@ -14,7 +14,6 @@ from paddlewheel.deploy.cli.arguments import (
     Overrides,
     answer,
     check_same,
-    say,
 )
 
 if TYPE_CHECKING:
@@ -142,5 +141,5 @@ def _run(
     try:
         answer(outcome.to_json(), json=json, text=outcome.summary)
     except AnswerLostError as error:
-        say(f"paddlewheel: {error}; it is in {outcome.run_dir}")
+        display.note("error", f"{error}; it is in {outcome.run_dir}")
     return outcome.exit_code
