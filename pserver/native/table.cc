@@ -444,9 +444,10 @@ void Table::keep(Shard& s, uint32_t r) {
 
 // ---- hot rows of a table that spills
 
-// Rows that are asked for become hot: they are copied into a slot of memory. Which ones go cold for them is CLOCK's choice
-// (Corbato, 1968) with counts instead of bits; its hand moves in the order of the file, a chunk at a time, so that rows that
-// go cold are written together.
+// Rows that are asked for become hot: they are copied into a slot of memory. A hand as of CLOCK (Corbato, 1968) finds which
+// ones go cold for them. It moves in the order of the file, a chunk at a time, so that rows that go cold are written
+// together. It passes a popular row over for fifteen rounds after the row was last asked for; others go when it comes by.
+// Popular are those with more shows than the lowest sixth of the hot ones: if fewer went in a round, they would lie far apart.
 
 // Of the memory that the table may take, what index and words leave.
 uint32_t Table::hot_limit(const Shard& s) const {
@@ -492,9 +493,8 @@ void Table::touch(Shard& s, uint32_t r) {
       return;  // it can be read where it is
     }
     w = Hot::kIs | n;
-  } else if (!kAdd && (w & Hot::kUses) != Hot::kUses) {
-    w += Hot::kUse;
   }
+  if (peek<float>(slot(s, w & Hot::kSlot) + Layout::kShows) > s.popular) w |= Hot::kPasses;
   if (kAdd) w |= Hot::kDirty;
 }
 
@@ -518,6 +518,8 @@ void Table::advise(const Chunk& c) const {
 void Table::cool(Shard& s) {
   const size_t row_bytes = layout_.row_bytes, chunks = s.chunks.size();
   std::vector<uint16_t> going;
+  std::vector<float> shows;
+  shows.reserve(kChunkRows);
   going.reserve(kChunkRows);
   for (size_t step = 0;; ++step) {
     if (s.sweep >= chunks) s.sweep = 0;
@@ -525,18 +527,22 @@ void Table::cool(Shard& s) {
     const uint32_t begin = s.sweep * kChunkRows, count = std::min(kChunkRows, s.used - std::min(s.used, begin));
     ++s.sweep;
     uint32_t first = kChunkRows, last = 0;
-    going.clear();
+    going.clear(), shows.clear();
     for (uint32_t i = 0; i < count; ++i) {
       uint32_t& w = c.words[i];
       if (!(w & Hot::kIs)) continue;
-      if (w & Hot::kUses) {
-        w -= Hot::kUse;
+      shows.push_back(peek<float>(slot(s, w & Hot::kSlot) + Layout::kShows));
+      if (w & Hot::kPasses) {
+        w -= Hot::kPass;
         continue;
       }
       going.push_back(uint16_t(i));
       if (w & Hot::kDirty) first = std::min(first, i), last = i;
     }
-    if (going.size() < (step < 2 * chunks ? kLeastCold : 1)) continue;
+    if (shows.empty()) continue;
+    std::nth_element(shows.begin(), shows.begin() + long(shows.size() / 6), shows.end());
+    s.popular += (shows[shows.size() / 6] - s.popular) / 16;
+    if (going.size() < (step < chunks ? kLeastCold : 1)) continue;
     if (first <= last) {
       const size_t from = first * row_bytes / kPage * kPage, to = ((last + 1) * row_bytes + kPage - 1) / kPage * kPage;
       std::vector<char> buffer(to - from);

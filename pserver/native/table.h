@@ -85,10 +85,10 @@ class Table {
     off_t offset = 0;           // of the rows in the file
   };
   // Where a row of a table that spills is now. Hot: in a slot of memory, and the word has the slot, whether the row differs
-  // from the file's, and how often it was pulled, as far as two bits count. Cold: in the file alone, and the word has bits of
+  // from the file's, and how often the hand still passes it over (see `cool`). Cold: in the file alone, and the word has bits of
   // its hash, so that the file is read for no other key, nor when the index grows.
   struct Hot {
-    static constexpr uint32_t kIs = 1u << 31, kDirty = 1u << 30, kUse = 1u << 28, kUses = 3 * kUse, kSlot = (1u << 26) - 1;
+    static constexpr uint32_t kIs = 1u << 31, kDirty = 1u << 30, kPass = 1u << 26, kPasses = 15 * kPass, kSlot = (1u << 26) - 1;
     static uint32_t print(uint64_t hash) { return uint32_t(hash & 4095) | uint32_t(hash >> 20 & 0x7FFFF) << 12; }
     static uint64_t hash(uint32_t print) { return (print & 4095) | uint64_t(print >> 12) << 20; }
   };
@@ -109,6 +109,7 @@ class Table {
     uint32_t slots = 0;                // that have been used
     std::vector<uint32_t> free_slots;  // of those
     uint32_t sweep = 0;                // the chunk from which rows go cold next
+    float popular = 0;                 // shows from which a row is likely to be asked for again
     std::vector<Removed> removed;
     size_t marked_removed = 0;
   };
