@@ -63,7 +63,7 @@ def options(
         "delete_unseen": float(_NEVER_DAYS if life.delete_after_unseen_days is None else life.delete_after_unseen_days),
     }
     if config.spill is not None:
-        found |= {"spill": config.spill, "memory": hot_bytes(config) // num_servers}
+        found |= {"spill": config.spill, "memory": hot_bytes(config, num_servers) // num_servers}
     if isinstance(optimizer, AdaGrad):
         found["initial_accumulator"] = optimizer.initial_accumulator
     if isinstance(optimizer, Adam):
@@ -79,11 +79,11 @@ def max_rows(config: TableConfig) -> int:
     return max(1, min(bounds)) if bounds else 0
 
 
-def hot_bytes(config: TableConfig) -> int:
-    """Memory of index and hot rows of the whole table, where others are spilled."""
+def hot_bytes(config: TableConfig, num_servers: int) -> int:
+    """Memory of index and hot rows of a table whose other rows are spilled, in all servers together."""
     if config.memory_gib is not None:
         return int(config.memory_gib * (1 << 30))
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 * num_servers
 
 
 def memory_bytes(config: TableConfig) -> int:
