@@ -277,7 +277,7 @@ class TestErrors:
             make_table(spill=str(tmp_path / "none"))
 
     def test_rows_on_disk_are_those_of_a_table_in_memory(self, make_table, tmp_path):
-        """Popular and other keys, while the index takes more and more of the memory, in which a third has room at last."""
+        """Popular and other keys, while the index takes more and more of the memory."""
         life = {"show_click_decay": 0.9, "delete_below_score": 1.5}
         fields = {"width": 16, "shards": 2, "optimizer": {"rule": "adagrad"}, "lifecycle": life}
         plain = make_table(**fields)
