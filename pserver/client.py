@@ -41,7 +41,7 @@ _IS_TRAINING = b"\x01"
 _SAVE, _SAVE_AND_ADVANCE_DAY = b"0", b"3"  # Paddle's modes 1 and 2 (delta, base) are not used: README.md says why
 _MAX_REQUEST_BYTES = 16 << 20  # a request; brpc refuses more than 64 MiB in one message
 _PULLED_COUNTS = 2  # show, click before the values
-_PUSH_PREFIX = 3  # slot, show, click before the gradients
+_PUSH_PREFIX = 3  # slot (of our own tables the key's class), show, click before the gradients
 
 
 class Pulled(NamedTuple):
@@ -124,15 +124,20 @@ class Client:
 
     # ---- training -----------------------------------------------------------------------------------------------
 
-    def pull(self, table: str, keys_U: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:
+    def pull(
+        self, table: str, keys_U: npt.NDArray[np.uint64], *, class_U: npt.NDArray[np.uint8] | None = None
+    ) -> npt.NDArray[np.float32]:
         """Effective values float32 [U, W]: column 0 the first-order weight (if the table has one), then the embedding.
 
         A key that the servers do not know has first-order weight 0 and its initial embedding. A key below the table's
-        admission score has embedding 0. keys_U: unique, none 0. Raises PullError; it never returns values after that.
+        admission score has embedding 0. keys_U: unique, none 0. class_U: of each key, which of the table's
+        `admission_thresholds` it has; None: the table's own. Raises PullError; it never returns values after that.
         """
-        return self.pull_with_counts(table, keys_U).values_UW
+        return self.pull_with_counts(table, keys_U, class_U=class_U).values_UW
 
-    def pull_with_counts(self, table: str, keys_U: npt.NDArray[np.uint64]) -> Pulled:
+    def pull_with_counts(
+        self, table: str, keys_U: npt.NDArray[np.uint64], *, class_U: npt.NDArray[np.uint8] | None = None
+    ) -> Pulled:
         """As `pull`, with the shows and clicks that the table has counted for each key."""
         t = self._tables[table]
         _check_keys(keys_U)
@@ -159,7 +164,7 @@ class Client:
                     f"pull of {len(keys_U)} keys from table {table!r} took longer than {self._pull_timeout_seconds} s"
                 )
         shows_U, clicks_U = raw_UV[:, 0], raw_UV[:, 1]
-        admitted_U = t.initializer.admitted(shows_U, clicks_U)
+        admitted_U = t.initializer.admitted(shows_U, clicks_U, class_U)
         change_UW = raw_UV[:, _PULLED_COUNTS + t.unused_columns :]
         return Pulled(t.initializer.effective(change_UW, keys_U, admitted_U), shows_U, clicks_U, admitted_U)
 
@@ -172,13 +177,14 @@ class Client:
         clicks_U: npt.NDArray[np.float32],
         *,
         rate: float = 1.0,
+        class_U: npt.NDArray[np.uint8] | None = None,
     ) -> None:
         """Apply one update of the table's rule to each key; returns when all servers have applied theirs.
 
         grads_UW: the gradient of the loss summed over rows, summed over each key's occurrences. shows_U: occurrences
         (> 0). clicks_U: occurrences in rows with a positive label. With `gradient_reduction: mean` the rule sees
         grads / shows. rate: factor of the table's learning rate for this push; tables of Paddle's engine know only 1.
-        Raises PushError.
+        class_U: as in `pull`; the servers keep it with the key. Raises PushError.
         """
         t = self._tables[table]
         _check_keys(keys_U)
@@ -189,6 +195,8 @@ class Client:
         if not np.isfinite(grads_UW.sum()):
             raise PushError(f"push to table {table!r}: the gradients hold NaN or inf; nothing was sent")
         row_UV = np.zeros((len(keys_U), _PUSH_PREFIX + 1 + t.config.width), np.float32)
+        if class_U is not None:
+            row_UV[:, 0] = class_U
         row_UV[:, 1] = shows_U
         row_UV[:, 2] = clicks_U
         divisor = row_UV[:, 1:2] if t.config.optimizer.gradient_reduction == "mean" else np.float32(1)

@@ -16,6 +16,7 @@ _NUM_SHARDS, _MIN_SHARDS_PER_SERVER = 48, 8
 GradientReduction = Literal["sum", "mean"]
 Engine = Literal["auto", "paddlewheel", "paddle"]
 _WeightBounds = tuple[float, float]
+_Threshold = Annotated[int, Field(ge=1, le=2**31)] | None
 
 
 class _Frozen(BaseModel):
@@ -137,6 +138,12 @@ class TableConfig(_Frozen):
         le=2**31,
         description="Score from which a key has an embedding; below, only a first-order weight. null: from the start.",
     )
+    admission_by_feature: dict[str, _Threshold] = Field(
+        default_factory=dict,
+        max_length=63,  # native/layout.h: classes of keys, of which the first is the table's own threshold
+        description="`admission_threshold` of the keys of some features (null: from the start); needs the engine "
+        "paddlewheel. Features of one key space need the same.",
+    )
     lifecycle: TableLifecycle = Field(
         default_factory=TableLifecycle, description="Decay and eviction at day boundaries."
     )
@@ -196,6 +203,11 @@ class TableConfig(_Frozen):
     @model_validator(mode="after")
     def _paddle_can(self) -> TableConfig:
         beyond = self.beyond_paddle
+        if self.engine == "paddle" and "admission_by_feature" in beyond:
+            raise ValueError(
+                "admission_by_feature is given, but Paddle's table keeps one threshold: give such a feature a table "
+                "of its own, or set engine to paddlewheel"
+            )
         if self.engine == "paddle" and beyond:
             name = beyond[0]
             raise ValueError(
@@ -215,12 +227,23 @@ class TableConfig(_Frozen):
             "train_new_keys": False,
             "train_below_admission": True,
             "l2": 0.0,
+            "admission_by_feature": {},
             "max_keys": None,
             "memory_gib": None,
             "spill": None,
             "dtype": "float32",
         }
         return tuple(name for name, value in plain.items() if getattr(self, name) != value)
+
+    @property
+    def admission_thresholds(self) -> tuple[int | None, ...]:
+        """By class of keys: 0 are the table's other features, then each of `admission_by_feature` in its order."""
+        return (self.admission_threshold, *self.admission_by_feature.values())
+
+    @property
+    def has_admission(self) -> bool:
+        """Whether there can be keys without an embedding."""
+        return any(threshold is not None for threshold in self.admission_thresholds)
 
     @property
     def pull_width(self) -> int:

@@ -158,7 +158,9 @@ def _is_changed(
     old = old.take(order_O[at_N])
     same_N: npt.NDArray[np.bool_] = old.keys_N == new.keys_N
     same_N &= old.first_order_N == new.first_order_N
-    was_admitted_N, is_admitted_N = (initializer.admitted(rows.shows_N, rows.clicks_N) for rows in (old, new))
+    was_admitted_N, is_admitted_N = (
+        initializer.admitted(rows.shows_N, rows.clicks_N, rows.class_N) for rows in (old, new)
+    )
     same_N &= was_admitted_N == is_admitted_N
     same_N &= (old.embedding_NK == new.embedding_NK).all(axis=1)
     for was_N, is_N in ((old.shows_N, new.shows_N), (old.clicks_N, new.clicks_N)):

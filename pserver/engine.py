@@ -48,7 +48,7 @@ def options(
         "high": optimizer.weight_bounds[1],
         "unclicked": config.unclicked_weight,
         "clicked": config.clicked_weight,
-        "admission": (float(config.admission_threshold or 0),),
+        "admission": tuple(float(threshold or 0) for threshold in config.admission_thresholds),
         "decay": life.show_click_decay,
         "delete_below": life.delete_below_score,
         "half": config.dtype == "bfloat16",

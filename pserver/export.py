@@ -221,7 +221,7 @@ def _table(rows: saved_tables.Rows, about: About, initializer: Initializer, sche
     import pyarrow as pa
 
     # as a client decides it, and not by whether the row has an embedding: counts may have decayed since it got one
-    admitted_N = initializer.admitted(rows.shows_N, rows.clicks_N)
+    admitted_N = initializer.admitted(rows.shows_N, rows.clicks_N, rows.class_N)
     values_NW = effective(rows, about.config, initializer, admitted_N)
     scale_N, encoded_NK = _encode(values_NW[:, int(about.config.first_order) :], about.dtype)
     columns: dict[str, Any] = {

@@ -22,14 +22,21 @@ _ROW_MASK = np.uint64(_NUM_ROWS - 1)
 
 
 def admitted(
-    config: TableConfig, shows_U: npt.NDArray[np.float32], clicks_U: npt.NDArray[np.float32]
+    config: TableConfig,
+    shows_U: npt.NDArray[np.float32],
+    clicks_U: npt.NDArray[np.float32],
+    class_U: npt.NDArray[np.uint8] | None = None,
 ) -> npt.NDArray[np.bool_]:
-    """Which keys have an embedding: those whose score reaches the admission score; in float32, as on the server."""
-    if config.admission_threshold is None:
+    """Which keys have an embedding: those whose score reaches the admission score; in float32, as on the server.
+
+    class_U: whose threshold is which of `TableConfig.admission_thresholds`; None: the table's own for all.
+    """
+    if not config.has_admission:
         return np.ones(len(shows_U), np.bool_)
     score_U = (shows_U - clicks_U) * np.float32(config.unclicked_weight)
     score_U += clicks_U * np.float32(config.clicked_weight)
-    return np.asarray(score_U >= np.float32(config.admission_threshold))
+    least_C = np.array([-np.inf if t is None else t for t in config.admission_thresholds], np.float32)
+    return np.asarray(score_U >= (least_C[0] if class_U is None else least_C[class_U]))
 
 
 class Initializer:
@@ -42,9 +49,14 @@ class Initializer:
         self._rows_RW = np.zeros((_NUM_ROWS, config.pull_width), np.float32)
         self._rows_RW[:, self._first_order :] = codebook(table, config.width, config.initial_range, seed)
 
-    def admitted(self, shows_U: npt.NDArray[np.float32], clicks_U: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    def admitted(
+        self,
+        shows_U: npt.NDArray[np.float32],
+        clicks_U: npt.NDArray[np.float32],
+        class_U: npt.NDArray[np.uint8] | None = None,
+    ) -> npt.NDArray[np.bool_]:
         """See the function of this name."""
-        return admitted(self._config, shows_U, clicks_U)
+        return admitted(self._config, shows_U, clicks_U, class_U)
 
     def new_embeddings(self) -> npt.NDArray[np.float32]:
         """float32 [65536, K]: the initial embedding of a key is row `key mod 65536`."""
@@ -59,7 +71,7 @@ class Initializer:
         """A new array of effective values: initial vectors plus changes; embedding 0 where not admitted."""
         values_UW: npt.NDArray[np.float32] = self._rows_RW.take((keys_U & _ROW_MASK).astype(np.intp), 0, mode="clip")
         values_UW += change_UW
-        if self._config.admission_threshold is not None:
+        if self._config.has_admission:
             values_UW[~admitted_U, self._first_order :] = 0
         return values_UW
 

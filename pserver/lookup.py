@@ -56,9 +56,11 @@ class Lookup:
                     "remove it, or name another folder"
                 )
 
-    def pull(self, table: str, keys_U: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:
+    def pull(
+        self, table: str, keys_U: npt.NDArray[np.uint64], *, class_U: npt.NDArray[np.uint8] | None = None
+    ) -> npt.NDArray[np.float32]:
         """Effective values float32 [U, W], as `Client.pull`: a key that is not there has what a new key has."""
-        return self._tables[table].pull(keys_U)
+        return self._tables[table].pull(keys_U, class_U)
 
 
 class _Mapped:
@@ -72,13 +74,15 @@ class _Mapped:
         self._initializer = Initializer(about.name, about.config, about.seed)
         self._config = about.config
 
-    def pull(self, keys_U: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:
+    def pull(
+        self, keys_U: npt.NDArray[np.uint64], class_U: npt.NDArray[np.uint8] | None
+    ) -> npt.NDArray[np.float32]:
         at_U = np.searchsorted(self._keys_N, keys_U)
         at_U[at_U == len(self._keys_N)] = 0
         known_U = self._keys_N[at_U] == keys_U if len(self._keys_N) else np.zeros(len(keys_U), np.bool_)
         none_UW = np.zeros((len(keys_U), self._config.pull_width), np.float32)
         fresh = np.zeros(len(keys_U), np.float32)
-        values_UW = self._initializer.effective(none_UW, keys_U, self._initializer.admitted(fresh, fresh))
+        values_UW = self._initializer.effective(none_UW, keys_U, self._initializer.admitted(fresh, fresh, class_U))
         values_UW[known_U] = self._values_NW[at_U[known_U]]
         return values_UW
 

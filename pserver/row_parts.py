@@ -175,6 +175,7 @@ def columns(raw_N: npt.NDArray[np.void], config: TableConfig) -> dict[str, Any]:
         embedding_NK = (embedding_NK.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return {
         "keys_N": np.ascontiguousarray(raw_N["key"]),
+        "class_N": classes(raw_N, config),
         "unseen_days_N": (meta_N & np.uint32(_DAY_MASK)).astype(np.float32),
         "delta_score_N": np.zeros(len(raw_N), np.float32),
         "shows_N": np.ascontiguousarray(raw_N["shows"]),
@@ -187,13 +188,21 @@ def columns(raw_N: npt.NDArray[np.void], config: TableConfig) -> dict[str, Any]:
     }
 
 
+def classes(raw_N: npt.NDArray[np.void], config: TableConfig) -> npt.NDArray[np.uint8]:
+    """Of each key, whose threshold it has; the table's own where the config has fewer classes, as a server reads it."""
+    class_N = (raw_N["meta"] >> np.uint32(_CLASS_SHIFT) & np.uint32(_CLASS_MASK)).astype(np.uint8)
+    class_N[class_N >= len(config.admission_thresholds)] = 0
+    return class_N
+
+
 def rows_of(columns: dict[str, Any], config: TableConfig) -> npt.NDArray[np.void]:
-    """The other way round; embeddings become bfloat16 by rounding to nearest even. Classes of keys become 0."""
+    """The other way round; embeddings become bfloat16 by rounding to nearest even."""
     raw_N = np.zeros(len(columns["keys_N"]), row_type(config))
     raw_N["key"], raw_N["shows"], raw_N["clicks"] = columns["keys_N"], columns["shows_N"], columns["clicks_N"]
     has_N = columns["has_embedding_N"]
     unseen_N = np.minimum(columns["unseen_days_N"], 4000).astype(np.uint32)
-    raw_N["meta"] = np.uint32(_USED) | unseen_N | (has_N.astype(np.uint32) * np.uint32(_HAS))
+    class_N = columns["class_N"].astype(np.uint32) << np.uint32(_CLASS_SHIFT)
+    raw_N["meta"] = np.uint32(_USED) | class_N | unseen_N | (has_N.astype(np.uint32) * np.uint32(_HAS))
     raw_N["first"], raw_N["first_state"] = columns["first_order_N"], columns["first_order_state_NA"]
     embedding_NK = np.where(has_N[:, None], columns["embedding_NK"], np.float32(0))
     raw_N["embedding"] = to_bfloat16(embedding_NK) if config.dtype == "bfloat16" else embedding_NK
@@ -216,7 +225,7 @@ def count_embeddings(path: Path, config: TableConfig) -> int:
 def count_embeddings_of(raw_N: npt.NDArray[np.void], config: TableConfig) -> int:
     """The same of some rows."""
     has_N = raw_N["meta"] & np.uint32(_HAS) != 0
-    return int(np.count_nonzero(has_N & admitted(config, raw_N["shows"], raw_N["clicks"])))
+    return int(np.count_nonzero(has_N & admitted(config, raw_N["shows"], raw_N["clicks"], classes(raw_N, config))))
 
 
 class Writer:

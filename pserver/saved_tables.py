@@ -173,6 +173,7 @@ class Rows:
     has_embedding_N: npt.NDArray[np.bool_]
     embedding_NK: npt.NDArray[np.float32]  # zeros where there is none
     embedding_state_NE: npt.NDArray[np.float32]  # zeros where there is none
+    class_N: npt.NDArray[np.uint8]  # of `TableConfig.admission_thresholds`
 
     def __len__(self) -> int:
         return len(self.keys_N)
@@ -398,7 +399,7 @@ def verify(saved: SavedTable) -> None:
 
 def count_embeddings(saved: SavedTable) -> int:
     """How many rows have an embedding; counts the columns without reading them."""
-    if saved.config.admission_threshold is None:
+    if not saved.config.has_admission:
         return saved.num_keys
     if saved.base is not None:
         return sum(row_parts.count_embeddings_of(raw_N, saved.config) for raw_N in _raw_rows(saved))
@@ -640,6 +641,7 @@ def _parse(block: bytes, config: TableConfig, path: Path) -> Rows:
         has_embedding_N=is_full,
         embedding_NK=values_NV[:, embedding : embedding + config.width],
         embedding_state_NE=values_NV[:, embedding + config.width :],
+        class_N=np.zeros(num_rows, np.uint8),
     )
 
 

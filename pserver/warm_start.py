@@ -74,6 +74,7 @@ def _saved_rows(source: Path, config: TableConfig) -> Iterator[saved_tables.Rows
             has_embedding_N=rows.has_embedding_N,
             embedding_NK=values_NW[:, int(config.first_order) :],
             embedding_state_NE=rows.embedding_state_NE if fresh is None else fresh[1],
+            class_N=np.zeros(len(rows), np.uint8),
         )
 
 
@@ -95,6 +96,7 @@ def _exported_rows(source: Path, config: TableConfig) -> Iterator[saved_tables.R
             has_embedding_N=~table.column("embedding").is_null().to_numpy(),
             embedding_NK=values_NW[:, int(config.first_order) :],
             embedding_state_NE=state,
+            class_N=np.zeros(len(table), np.uint8),
         )
 
 

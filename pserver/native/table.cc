@@ -244,12 +244,11 @@ void Table::push_all(const uint64_t* keys, const float* values, size_t n, float 
       r &= ~kNew;
       if (saving && !fresh) keep(s, r);
       char* p = row(s, r);
-      if (fresh) {
-        const float c = pushed[0];
-        const uint32_t cls = c > 0 && c < float(classes) ? uint32_t(c) : 0;
-        poke(p + Layout::kMeta, Meta::kUsed | cls << Meta::kClassShift);
-        first_rule_.begin(reinterpret_cast<float*>(p + Layout::kFirstState));
-      }
+      const float c = pushed[0];
+      const uint32_t cls = c > 0 && c < float(classes) ? uint32_t(c) : 0;
+      const uint32_t meta = fresh ? Meta::kUsed : peek<uint32_t>(p + Layout::kMeta) & ~Meta::kClassMask;
+      poke(p + Layout::kMeta, meta | cls << Meta::kClassShift);  // the last push has the last word
+      if (fresh) first_rule_.begin(reinterpret_cast<float*>(p + Layout::kFirstState));
       update<W, kPlain>(p, now, pushed, rate, scratch.data());
     });
   });
