@@ -74,9 +74,7 @@ class _Mapped:
         self._initializer = Initializer(about.name, about.config, about.seed)
         self._config = about.config
 
-    def pull(
-        self, keys_U: npt.NDArray[np.uint64], class_U: npt.NDArray[np.uint8] | None
-    ) -> npt.NDArray[np.float32]:
+    def pull(self, keys_U: npt.NDArray[np.uint64], class_U: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.float32]:
         at_U = np.searchsorted(self._keys_N, keys_U)
         at_U[at_U == len(self._keys_N)] = 0
         known_U = self._keys_N[at_U] == keys_U if len(self._keys_N) else np.zeros(len(keys_U), np.bool_)

@@ -153,11 +153,12 @@ class Reader:
             place = {key: at + 1 for at, key in enumerate(distinct)} | {0: 0}
             vectors, lead = self.table(table), int(about["first_order"])
             unknown = np.load(self.directory / about["unknown"]) if about["unknown"] else None
+            zeros = {k for name in about["zeros_if_unknown"] for keys, _ in read[name] for k in keys}
             values = np.zeros((len(distinct), lead + about["width"]), np.float32)
             for at, key in enumerate(distinct):
                 if key in vectors:
                     values[at] = vectors[key]
-                elif unknown is not None:
+                elif unknown is not None and key not in zeros:
                     values[at, lead:] = unknown[key % 65536]
             for one in (one for one in inputs if one["table"] == table):
                 if one["kind"] == "rows":

@@ -201,6 +201,7 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
             table.num_shards(job.cluster.servers)
         except ValueError as error:
             yield Problem(f"tables.{name}.shards", f"{error} (cluster.servers = {job.cluster.servers})")
+        yield from _check_admission(job, name, table)
     yield from check_store(job.checkpoint)
     yield from check_full_every(job.checkpoint, job.tables)
     yield from _check_secrets(job)
@@ -220,6 +221,34 @@ def _check_across(job: JobConfig) -> Iterator[Problem]:
                 f"port {twice[0]} is given twice. Every server, and the coordinator (cluster.coordinator_port), needs "
                 "its own.",
             )
+
+
+def _check_admission(job: JobConfig, name: str, table: TableConfig) -> Iterator[Problem]:
+    """Features with thresholds of their own are the table's, and all features that share a key agree on its."""
+    features = [feature for feature in job.data.sparse if feature.table == name]
+    names = [feature.name for feature in features]
+    for given in table.admission_by_feature:
+        if given not in names:
+            yield Problem(
+                f"tables.{name}.admission_by_feature.{given}",
+                f"no feature of this table has the name {given!r}{did_you_mean(given, names)} It has: "
+                f"{', '.join(names) or 'none'}. Name one of them, or leave the key out.",
+            )
+    first: dict[str, tuple[str, int | None]] = {}
+    for feature in features if table.admission_by_feature else ():
+        threshold = table.admission_by_feature.get(feature.name, table.admission_threshold)
+        other, before = first.setdefault(feature.space, (feature.name, threshold))
+        if threshold != before:
+            yield Problem(
+                f"tables.{name}.admission_by_feature",
+                f"features {other!r} and {feature.name!r} share the keys of the key space {feature.space!r}, but one "
+                f"has the threshold {_threshold(before)} and the other {_threshold(threshold)}: give both the same, or one of "
+                "them a `key_space` of its own",
+            )
+
+
+def _threshold(threshold: int | None) -> str:
+    return "null" if threshold is None else str(threshold)
 
 
 def _check_secrets(job: JobConfig) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from typing_extensions import Self
 
 from paddlewheel.data_pipeline.batch import Batch, TableKeys
 from paddlewheel.pserver.client import Client
-from paddlewheel.pserver.config import Tables
+from paddlewheel.pserver.config import TableConfig, Tables
 from paddlewheel.trainer.loop.new_keys import NewKeyCounter
 from paddlewheel.trainer.telemetry import DurationHistogram
 
@@ -45,6 +45,19 @@ def occurrences(keys: TableKeys, labels_B: Floats) -> tuple[Floats, Floats]:
         shows_P += np.bincount(flat, minlength=size)
         clicks_P += np.bincount(flat, weights=np.repeat(labels_B, index_BL.shape[1]), minlength=size)
     return shows_P[1:].astype(np.float32), clicks_P[1:].astype(np.float32)
+
+
+def class_arguments(keys: TableKeys, config: TableConfig | None) -> dict[str, NDArray[np.uint8]]:
+    """What pulls and pushes of a batch's keys are told beside them: `class_U` [U], where features have thresholds.
+
+    A class is a place in `TableConfig.admission_thresholds`.
+    """
+    if config is None or not config.admission_by_feature:
+        return {}
+    class_P = np.zeros(len(keys.keys_U) + 1, np.uint8)
+    for number, name in enumerate(config.admission_by_feature, start=1):
+        class_P[keys.index[name]] = number
+    return {"class_U": class_P[1:]}
 
 
 @dataclass
@@ -96,7 +109,8 @@ class EmbeddingPipeline:
         max_staleness_steps: see the module's docstring.
         embedding_l2: L2 penalty per occurrence, added to the gradients before the push.
         wait_for_all: a push counts as applied only after `release`, so that several trainers can keep one step.
-        tables: of the batches, if something is pushed: those with an admission need care (see the module).
+        tables: of the batches: those with an admission need care (see the module).
+        only_pulls: nothing is ever pushed.
         traffic: counts what is moved.
         growth: optional counter of first-seen keys.
     """
@@ -110,6 +124,7 @@ class EmbeddingPipeline:
         embedding_l2: float = 0.0,
         wait_for_all: bool = False,
         tables: Tables | None = None,
+        only_pulls: bool = False,
         traffic: Traffic | None = None,
         growth: NewKeyCounter | None = None,
     ) -> None:
@@ -119,7 +134,10 @@ class EmbeddingPipeline:
         self._settled_early: set[int] = set()  # numbers of later ones: a skip overtakes the push before it
         self._released = 0  # the same, as far as pulls may count on it
         self._wait_for_all = wait_for_all
-        self._first_order = {n: t.first_order for n, t in (tables or {}).items() if t.admission_threshold is not None}
+        self._tables = tables or {}
+        self._first_order = {
+            name: t.first_order for name, t in self._tables.items() if t.has_admission and not only_pulls
+        }
         self._changed = threading.Condition()
         self._closed = False
         self._error: BaseException | None = None
@@ -273,9 +291,13 @@ class EmbeddingPipeline:
     def _pull(self, batch: Batch, growth: NewKeyCounter | None = None) -> _Pulled:
         start = time.perf_counter()
         if growth is None and not self._first_order:
-            pulled = _Pulled({name: self._client.pull(name, keys.keys_U) for name, keys in batch.tables.items()}, {})
+            pull = self._client.pull
+            pulled = _Pulled(
+                {n: pull(n, keys.keys_U, **self._classes(n, keys)) for n, keys in batch.tables.items()}, {}
+            )
         else:
-            found = {name: self._client.pull_with_counts(name, keys.keys_U) for name, keys in batch.tables.items()}
+            pull_both = self._client.pull_with_counts
+            found = {n: pull_both(n, keys.keys_U, **self._classes(n, keys)) for n, keys in batch.tables.items()}
             pulled = _Pulled(
                 {name: each.values_UW for name, each in found.items()},
                 {name: each.admitted_U for name, each in found.items() if name in self._first_order},
@@ -287,6 +309,9 @@ class EmbeddingPipeline:
         self._traffic.pulled_keys += sum(len(values) for values in rows.values())
         self._traffic.pulled_bytes += sum(values.nbytes for values in rows.values())
         return pulled
+
+    def _classes(self, name: str, keys: TableKeys) -> dict[str, NDArray[np.uint8]]:
+        return class_arguments(keys, self._tables.get(name))
 
     def _push_all(self) -> None:
         try:
@@ -308,8 +333,10 @@ class EmbeddingPipeline:
                     grads_UW = grads_UW + self._l2 * shows_U[:, None] * rows[name]
                 if name in item.admitted:
                     grads_UW = _admitted_part(grads_UW, item.admitted[name], first_order=self._first_order[name])
-                rate = {} if item.rate == 1.0 else {"rate": item.rate}
-                self._client.push(name, keys.keys_U, grads_UW, shows_U, clicks_U, **rate)
+                more: dict[str, Any] = {**self._classes(name, keys)}
+                if item.rate != 1.0:
+                    more["rate"] = item.rate
+                self._client.push(name, keys.keys_U, grads_UW, shows_U, clicks_U, **more)
                 self._traffic.pushed_bytes += grads_UW.nbytes
 
 

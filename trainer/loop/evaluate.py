@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from paddlewheel.data_pipeline.batch import Batch
 from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.config import Tables
 from paddlewheel.trainer.dense.program import DenseProgram
 from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
@@ -168,6 +169,7 @@ def evaluate(
     sync: ProcessGroup,
     batches: Iterator[Batch],
     *,
+    tables: Tables | None = None,
     labels: Sequence[str] = ("click",),
     weighted: bool = False,
     on_rows: Callable[[int], None] | None = None,
@@ -180,6 +182,7 @@ def evaluate(
         client: pulls their keys.
         sync: all trainers.
         batches: this trainer's; those without rows are passed over.
+        tables: of the batches; None: no feature has an admission threshold of its own.
         labels: names, see `Scores`.
         weighted: see `Scores`.
         on_rows: told how many rows were scored, batch by batch.
@@ -191,7 +194,8 @@ def evaluate(
     """
     scores = Scores(labels, weighted=weighted)
     broken_off = False
-    with EmbeddingPipeline(client, (b for b in batches if b.num_rows), max_staleness_steps=PULL_AHEAD) as exchange:
+    usable = (b for b in batches if b.num_rows)
+    with EmbeddingPipeline(client, usable, max_staleness_steps=PULL_AHEAD, tables=tables, only_pulls=True) as exchange:
         for batch, rows in exchange:
             if is_to_stop():
                 broken_off = True

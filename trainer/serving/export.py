@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from importlib.metadata import version
@@ -87,6 +87,9 @@ class TableSpec(_Described):
     unknown: str | None
     """float32 [65536, width] in NumPy's format: a key that the table lacks has first-order weight 0 and the row
     `key mod 65536` as its embedding. None: zeros."""
+
+    zeros_if_unknown: tuple[str, ...] = ()
+    """Features whose keys have an embedding of zeros, not that row, if the table lacks them."""
 
 
 class ProgramInput(_Described):
@@ -231,7 +234,8 @@ def export_model(
         tables = {}
         for name in used:
             on_phase(f"writing table {name}")
-            tables[name] = _write_table(saved.sparse / name, folder, name, dtype)
+            features = [feature.name for feature in job.data.sparse if feature.table == name]
+            tables[name] = _write_table(saved.sparse / name, folder, name, dtype, features)
         inputs = _write_inputs(job.data, folder)
         comparison = None
         if is_compared:
@@ -423,13 +427,14 @@ def _program_inputs(tables: list[TableLayout], data: DataConfig, names: list[str
         yield ProgramInput(name="dense", kind="dense", table=None, features=data.dense_columns)
 
 
-def _write_table(source: Path, folder: Path, name: str, dtype: Dtype) -> TableSpec:
+def _write_table(source: Path, folder: Path, name: str, dtype: Dtype, features: Sequence[str]) -> TableSpec:
     saved = saved_tables.open_table(source)
     relative = f"tables/{name}"
     done = export_table(saved, folder / relative, dtype=dtype)
     config = saved.config
     unknown = None
-    if config.admission_threshold is None and config.initial_range:
+    threshold_by = dict.fromkeys(features, config.admission_threshold) | config.admission_by_feature
+    if None in config.admission_thresholds and config.initial_range:
         unknown = f"{relative}/{_UNKNOWN}"
         np.save(folder / unknown, Initializer(name, config, saved.seed).new_embeddings())
     return TableSpec(
@@ -440,6 +445,7 @@ def _write_table(source: Path, folder: Path, name: str, dtype: Dtype) -> TableSp
         first_order=config.first_order,
         dtype=dtype,
         unknown=unknown,
+        zeros_if_unknown=tuple(f for f in features if unknown and threshold_by[f] is not None),
     )
 
 
@@ -484,6 +490,7 @@ def _evaluate(job: JobConfig, folder: Path, tables: Path, lookup: Path) -> dict[
             cast("Client", pulls),
             ProcessGroup(0, 1, "", interface=None),
             iter(loader),
+            tables=used,
             labels=job.data.labels,
         )
 

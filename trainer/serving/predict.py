@@ -24,6 +24,7 @@ from paddlewheel.data_pipeline.errors import DataError
 from paddlewheel.data_pipeline.scoring_reader import Block, Blocks, scoring_config
 from paddlewheel.pserver import saved_tables
 from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.config import Tables
 from paddlewheel.trainer.checkpoint.trained_model import TrainedModel, trained_with
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.loop.embedding_pipeline import EmbeddingPipeline
@@ -136,7 +137,7 @@ def predict(
     try:
         with Blocks(dataset) as blocks, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
             waiting: list[pa.Table] = []
-            for block, probability_BY in _scored(blocks, program, tables):
+            for block, probability_BY in _scored(blocks, program, tables, request.job.tables):
                 waiting.append(_table(block, probability_BY, schema))
                 rows += block.num_rows
                 unscored += len(block.reasons)
@@ -202,7 +203,9 @@ def _some_keys(saved: saved_tables.SavedTable) -> NDArray[np.uint64]:
     return np.concatenate(found)
 
 
-def _scored(blocks: Blocks, program: _Program, tables: _Tables) -> Iterator[tuple[Block, NDArray[np.float32]]]:
+def _scored(
+    blocks: Blocks, program: _Program, tables: _Tables, configs: Tables
+) -> Iterator[tuple[Block, NDArray[np.float32]]]:
     """Blocks in order with the probabilities [B, Y] of their usable rows."""
     ahead: deque[Block] = deque()  # read, not yet scored; the exchange bounds it
 
@@ -213,7 +216,9 @@ def _scored(blocks: Blocks, program: _Program, tables: _Tables) -> Iterator[tupl
                 yield block.batch
 
     none_BY = np.zeros((0, 0), np.float32)
-    with EmbeddingPipeline(cast("Client", tables), batches(), max_staleness_steps=PULL_AHEAD) as exchange:
+    with EmbeddingPipeline(
+        cast("Client", tables), batches(), max_staleness_steps=PULL_AHEAD, tables=configs, only_pulls=True
+    ) as exchange:
         for batch, rows in exchange:
             while not ahead[0].batch.num_rows:
                 yield ahead.popleft(), none_BY

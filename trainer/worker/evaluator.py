@@ -144,6 +144,7 @@ class Evaluator:
                 self._client,
                 self._sync,
                 iter(loader),
+                tables=job.tables,
                 labels=job.data.labels,
                 weighted=job.data.sample_weight is not None,
                 on_rows=on_rows,

@@ -21,7 +21,9 @@ from paddlewheel.data_pipeline.config import DataConfig
 from paddlewheel.data_pipeline.dataset import Dataset, Slice
 from paddlewheel.data_pipeline.loader import Loader
 from paddlewheel.pserver.client import Client
+from paddlewheel.pserver.config import Tables
 from paddlewheel.trainer.dense.program import DenseProgram
+from paddlewheel.trainer.loop.embedding_pipeline import class_arguments
 
 Array = NDArray[np.float64]
 
@@ -46,7 +48,7 @@ class Sample:
 
 
 def first_biases(
-    program: DenseProgram, client: Client, data: Dataset, config: DataConfig
+    program: DenseProgram, client: Client, data: Dataset, config: DataConfig, tables: Tables
 ) -> tuple[Array, dict[str, Any]] | None:
     """Sets the program's output biases.
 
@@ -55,6 +57,7 @@ def first_biases(
         client: pulls the rows' keys.
         data: what the job begins to train on.
         config: of the job. The rows looked at are a function of data and config.
+        tables: of the job.
 
     Returns:
         The biases [Y], and what a checkpoint should say about them; None (and nothing is set) when the model has no
@@ -68,7 +71,7 @@ def first_biases(
     sample = take_sample(data, config)
     if sample is None:
         return None
-    biases_Y = fit(program, client, sample)
+    biases_Y = fit(program, client, sample, tables)
     names = list(config.labels)
     told = {
         "rows": sample.num_rows,
@@ -102,13 +105,17 @@ def take_sample(data: Dataset, config: DataConfig) -> Sample | None:
     return Sample(kept, np.clip(sums_Y / weight, least, 1 - least), num_rows)
 
 
-def fit(program: DenseProgram, client: Client, sample: Sample) -> Array:
+def fit(program: DenseProgram, client: Client, sample: Sample, tables: Tables | None = None) -> Array:
     """Sets the biases such that the mean prediction over the sample's batches is its rate; returns them, [Y].
 
     Label by label, because one label's prediction may be a factor in the next one's. A bias need not move its log-odds
     one to one, so each is moved as if it did until the mean is right.
     """
-    pulled = [{name: client.pull(name, k.keys_U) for name, k in batch.tables.items()} for batch in sample.batches]
+    configs = tables or {}
+    pulled = [
+        {n: client.pull(n, k.keys_U, **class_arguments(k, configs.get(n))) for n, k in batch.tables.items()}
+        for batch in sample.batches
+    ]
     weight_R = np.concatenate([_weights(batch) for batch in sample.batches])
     if weight_R.sum() <= 0:
         weight_R = np.ones(len(weight_R))

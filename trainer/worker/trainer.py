@@ -210,7 +210,7 @@ class Trainer:
             return None
         biases_Y = np.zeros(len(job.data.labels))
         if self._spec.rank == 0:
-            found = first_biases(self._program, self._client, self._epochs[0], self._train_data)
+            found = first_biases(self._program, self._client, self._epochs[0], self._train_data, self._spec.job.tables)
             if found is not None:
                 biases_Y, self._first_predictions = found
         return biases_Y

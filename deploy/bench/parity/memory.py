@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paddlewheel.pserver.client import Pulled
 from paddlewheel.pserver.config import TableConfig, Tables
 from paddlewheel.pserver.initializer import Initializer
 
 Floats = NDArray[np.float32]
 Keys = NDArray[np.uint64]
+Classes = NDArray[np.uint8]
 
 
 class MemoryClient:
@@ -25,13 +27,26 @@ class MemoryClient:
     def __init__(self, tables: Tables, seed: int) -> None:
         self._tables = {name: _Table(name, config, seed) for name, config in tables.items()}
 
-    def pull(self, table: str, keys_U: Keys) -> Floats:
+    def pull(self, table: str, keys_U: Keys, *, class_U: Classes | None = None) -> Floats:
         """Effective values [U, W], as `pserver.client.Client.pull` gives them."""
-        return self._tables[table].pull(keys_U)
+        return self._tables[table].pull(keys_U, class_U).values_UW
 
-    def push(self, table: str, keys_U: Keys, grads_UW: Floats, shows_U: Floats, clicks_U: Floats) -> None:
+    def pull_with_counts(self, table: str, keys_U: Keys, *, class_U: Classes | None = None) -> Pulled:
+        """As `pserver.client.Client.pull_with_counts`."""
+        return self._tables[table].pull(keys_U, class_U)
+
+    def push(
+        self,
+        table: str,
+        keys_U: Keys,
+        grads_UW: Floats,
+        shows_U: Floats,
+        clicks_U: Floats,
+        *,
+        class_U: Classes | None = None,
+    ) -> None:
         """One update of the table's rule for each key, as `pserver.client.Client.push` makes it."""
-        self._tables[table].push(keys_U, grads_UW, shows_U, clicks_U)
+        self._tables[table].push(keys_U, grads_UW, shows_U, clicks_U, class_U)
 
     def flush(self) -> None:
         """Nothing is ever on its way."""
@@ -52,7 +67,7 @@ class _Table:
         self._counts_R2 = np.zeros((0, 2), np.float32)  # shows, clicks
         self._has_embedding_R = np.zeros(0, np.bool_)
 
-    def pull(self, keys_U: Keys) -> Floats:
+    def pull(self, keys_U: Keys, class_U: Classes | None) -> Pulled:
         row_U = self._rows(keys_U)
         known_U = row_U >= 0
         first = int(self._config.first_order)
@@ -63,10 +78,12 @@ class _Table:
         if first:
             change_UW[known_U, :1] = self._first.w[found]
         change_UW[known_U, first:] = self._embedding.w[found]
-        admitted_U = self._initializer.admitted(counts_U2[:, 0], counts_U2[:, 1])
-        return self._initializer.effective(change_UW, keys_U, admitted_U)
+        shows_U, clicks_U = counts_U2.T
+        admitted_U = self._initializer.admitted(shows_U, clicks_U, class_U)
+        values_UW = self._initializer.effective(change_UW, keys_U, admitted_U)
+        return Pulled(values_UW, shows_U, clicks_U, admitted_U)
 
-    def push(self, keys_U: Keys, grads_UW: Floats, shows_U: Floats, clicks_U: Floats) -> None:
+    def push(self, keys_U: Keys, grads_UW: Floats, shows_U: Floats, clicks_U: Floats, class_U: Classes | None) -> None:
         row_U = self._rows(keys_U)
         if (row_U < 0).any():
             self._create(keys_U[row_U < 0])
@@ -80,7 +97,7 @@ class _Table:
         trained_U = self._has_embedding_R[row_U]  # the push that creates an embedding does not train it
         self._embedding.update(row_U[trained_U], grads_UW[trained_U, first:])
         counts = self._counts_R2[row_U]
-        self._has_embedding_R[row_U] |= self._initializer.admitted(counts[:, 0], counts[:, 1])
+        self._has_embedding_R[row_U] |= self._initializer.admitted(counts[:, 0], counts[:, 1], class_U)
 
     def _rows(self, keys_U: Keys) -> NDArray[np.int64]:
         """Row of each key, -1 for unknown ones."""

@@ -39,7 +39,7 @@ def run(job: JobConfig) -> dict[str, Any]:
     program = dense_program(job, layouts(job.data, tables), rank=0)
     data = Dataset.open(job.data.train, job.data)
     if job.train.start_at_label_rate:
-        first_biases(program, client, data, job.data)
+        first_biases(program, client, data, job.data, tables)
     total_steps = -(-data.num_rows // job.data.batch_rows) * job.train.epochs
     loop = TrainLoop(
         program,
@@ -60,7 +60,7 @@ def run(job: JobConfig) -> dict[str, Any]:
             if job.train.negative_sampling is not None:
                 batches = sample_negatives(batches, job.train.negative_sampling, seed=job.seed, epoch=epoch)
             with EmbeddingPipeline(
-                client, batches, max_staleness_steps=0, embedding_l2=job.train.embedding_l2
+                client, batches, max_staleness_steps=0, embedding_l2=job.train.embedding_l2, tables=tables
             ) as exchange:
                 loop.epoch(exchange, rows_left=data.num_rows, synchronous=False, on_checkpoint=lambda: None)
         if job.data.eval and due_after_epoch(job.train.evaluation, epoch, job.train.epochs):
@@ -86,7 +86,9 @@ def _evaluate(job: JobConfig, program: DenseProgram, client: Client, sync: Proce
     slices = assign(plan_epoch(data, job.seed, 0), 1, 0)
     with Loader(data, job.data, slices, seed=job.seed, epoch=0, training=False) as loader:
         weighted = job.data.sample_weight is not None
-        return evaluate(program, client, sync, iter(loader), labels=job.data.labels, weighted=weighted)
+        return evaluate(
+            program, client, sync, iter(loader), tables=job.tables, labels=job.data.labels, weighted=weighted
+        )
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ class Row:
         self.config = config
         self.shows = self.clicks = self.first = self.first_state = self.state = f4(0)
         self.embedding = np.zeros(WIDTH, f4)
-        self.has, self.unseen = False, 0
+        self.has, self.unseen, self.cls = False, 0, 0
 
     def score(self):
         clicked, unclicked = f4(self.config.clicked_weight), f4(self.config.unclicked_weight)
@@ -44,7 +44,7 @@ class Row:
         (self.first,), self.first_state = self.step([self.first], self.first_state, gradients[:1], lr)
         if self.has:
             self.embedding, self.state = self.step(self.embedding, self.state, gradients[1:], lr)
-        elif self.score() >= f4(self.config.admission_threshold or 0):
+        elif self.score() >= f4(self.config.admission_thresholds[self.cls] or 0):
             self.has = True
 
     def step(self, weights, state, gradients, lr):
@@ -70,18 +70,20 @@ class Tables(RuleBasedStateMachine):
 
     @initialize(
         admission=st.sampled_from([None, 2]),
+        by_feature=st.sampled_from([{}, {"a": 3, "b": None}]),
         decay=st.sampled_from([1.0, 0.75]),
         shards=st.sampled_from([1, 3]),
         spills=st.booleans(),
         unseen=st.sampled_from([1, 2]),
         seed=st.integers(0, 1 << 30),
     )
-    def begin(self, admission, decay, shards, spills, unseen, seed):
+    def begin(self, admission, by_feature, decay, shards, spills, unseen, seed):
         lifecycle = TableLifecycle(show_click_decay=decay, delete_below_score=0.5, delete_after_unseen_days=unseen)
         self.folder = Path(tempfile.mkdtemp(prefix="paddlewheel-tables-"))
         self.config = TableConfig(
             width=WIDTH,
             admission_threshold=admission,
+            admission_by_feature=by_feature,
             lifecycle=lifecycle,
             shards=shards,
             spill=str(self.folder) if spills else None,
@@ -103,12 +105,14 @@ class Tables(RuleBasedStateMachine):
     def push(self, count, rate):
         keys = self.rng.choice(POOL, count, replace=False)
         values = self.rng.normal(size=(count, 4 + WIDTH)).astype(f4)
-        values[:, 0] = 0
+        classes = len(self.config.admission_thresholds)
+        values[:, 0] = self.rng.integers(0, classes, count)  # keys change their class, as after a change of the job
         values[:, 1] = self.rng.integers(1, 3, count)
         values[:, 2] = np.minimum(values[:, 1], self.rng.integers(0, 2, count))
         self.table.push(keys, values, rate)
         for key, row in zip(keys.tolist(), values, strict=True):
-            self.rows.setdefault(key, Row(self.config)).push(row[1], row[2], row[3:], rate)
+            self.rows.setdefault(key, Row(self.config)).cls = int(row[0])
+            self.rows[key].push(row[1], row[2], row[3:], rate)
 
     @rule()
     def end_day(self):
@@ -207,10 +211,11 @@ class Tables(RuleBasedStateMachine):
                 f4(found[field]) if found[field].ndim == 0 else f4(found[field][0])
                 for field in ("shows", "clicks", "first", "first_state", "embedding_state")
             )
-            row.embedding, row.has, row.unseen = (
+            row.embedding, row.has, row.unseen, row.cls = (
                 found["embedding"].copy(),
                 bool(found["meta"] >> 30 & 1),
                 int(found["meta"] & 4095),
+                int(found["meta"] >> 24 & 63),
             )
 
     @rule()
@@ -241,7 +246,8 @@ class Tables(RuleBasedStateMachine):
                 continue
             row = rows[key]
             assert found["key"] == key
-            assert (found["meta"] >> 30 & 1, found["meta"] & 4095) == (row.has, row.unseen)
+            meta = found["meta"]
+            assert (meta >> 30 & 1, meta >> 24 & 63, meta & 4095) == (row.has, row.cls, row.unseen)
             np.testing.assert_array_equal(
                 [found["shows"], found["clicks"], found["first"], *found["first_state"], *found["embedding_state"]],
                 [row.shows, row.clicks, row.first, row.first_state, row.state],
