@@ -26,6 +26,12 @@ from tests.support.reference_system import ReferenceJob
 from tests.support.trainers import result_of, run_trainers
 
 ROWS = 44
+ADMISSION = {  # by rule and table
+    "adagrad": {
+        "default": {"admission_by_feature": {"user": 9}},
+        "things": {"admission_threshold": 12, "admission_by_feature": {"tags": None}},
+    }
+}
 RULES = {
     "sgd": {"rule": "sgd", "learning_rate": 0.05},
     "adagrad": {"rule": "adagrad", "learning_rate": 0.1, "initial_accumulator": 0.5},
@@ -56,6 +62,7 @@ def _write(path: Path) -> None:
 
 def _job(tmp_path: Path, rule: str, trainers: int, servers: int) -> JobConfig:
     _write(tmp_path / "train")
+    admission = ADMISSION.get(rule, {})
     return JobConfig.parse(
         {
             "name": "oracle",
@@ -76,8 +83,8 @@ def _job(tmp_path: Path, rule: str, trainers: int, servers: int) -> JobConfig:
                 "slice_assignment": "static",
             },
             "tables": {
-                "default": {"width": 3, "initial_range": 0.3, "optimizer": RULES[rule]},
-                "things": {"width": 3, "initial_range": 0.3, "first_order": False, "optimizer": RULES[rule]},
+                name: {"width": 3, "initial_range": 0.3, "optimizer": RULES[rule], **more, **admission.get(name, {})}
+                for name, more in {"default": {}, "things": {"first_order": False}}.items()
             },
             "model": {"kind": "deepfm", "tower": [6, 4]},
             "train": {
@@ -131,12 +138,17 @@ def _create(job: JobConfig, reference: ReferenceJob, client: Client, epochs: lis
             reference.tables[name].push(int(key), zeros_UW[0], 1.0, 0.0)
 
 
+def _marks(rule: str) -> list[pytest.MarkDecorator]:
+    slow = [pytest.mark.slow] if rule in {"adagrad_elementwise", "adam_shared"} else []
+    return slow + ([pytest.mark.needs("our own tables")] if rule in ADMISSION else [])
+
+
 @pytest.mark.parametrize(
     ("rule", "trainers", "servers"),
     [
         *(
             # servers alone are held against each rule's formula in pserver/test_update_rules.py
-            pytest.param(rule, 1, 2, marks=pytest.mark.slow if rule in {"adagrad_elementwise", "adam_shared"} else ())
+            pytest.param(rule, 1, 2, marks=_marks(rule))
             for rule in RULES
         ),
         ("sgd", 2, 1),
@@ -163,7 +175,11 @@ def test_processes_do_what_the_formulas_say(tmp_path: Path, rule: str, trainers:
             for name, table in reference.tables.items():
                 keys_U = np.array(sorted(table.rows), np.uint64)
                 assert sum(client.num_keys()[name]) == len(keys_U)
-                pulled = client.pull_with_counts(name, keys_U)
+                kinds = job.tables[name].admission_thresholds
+                class_U = np.array([kinds.index(table.threshold(key)) for key in keys_U], np.uint8)
+                pulled = client.pull_with_counts(name, keys_U, class_U=class_U)
+                if rule in ADMISSION:
+                    assert 0 < pulled.admitted_U.sum() < len(keys_U)
                 expected_UW = np.array([reference.value(name, key) for key in keys_U])
                 np.testing.assert_allclose(pulled.values_UW, expected_UW, rtol=2e-4, atol=2e-5, err_msg=name)
                 np.testing.assert_allclose(pulled.shows_U, [table.rows[int(k)]["show"] for k in keys_U])

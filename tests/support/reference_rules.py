@@ -43,6 +43,10 @@ class ReferenceTable:
 
     def __init__(self, config):
         self.config, self.rows = config, {}
+        self.thresholds = {}  # of keys whose feature has one of its own
+
+    def threshold(self, key):
+        return self.thresholds.get(int(key), self.config.admission_threshold)
 
     def push(self, key, grad_W, shows, clicks):
         c = self.config
@@ -56,7 +60,7 @@ class ReferenceTable:
             row["first"].update(grad_W[:1])
         if row["embedding"] is not None:
             row["embedding"].update(grad_W[int(c.first_order) :])
-        elif self.score(row) >= (c.admission_threshold or 0):
+        elif self.score(row) >= (self.threshold(key) or 0):
             row["embedding"] = Block(c.optimizer, c.width)  # the push that creates an embedding does not train it
 
     def score(self, row):

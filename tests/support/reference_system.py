@@ -30,9 +30,8 @@ class ReferenceJob:
         """What a pull of this key returns: its change, plus the initial vector where it has an embedding."""
         config = self.job.tables[table]
         row = self.tables[table].rows.get(int(key))
-        admitted = config.admission_threshold is None or (
-            row is not None and self.tables[table].score(row) >= config.admission_threshold
-        )
+        threshold = self.tables[table].threshold(key)
+        admitted = threshold is None or (row is not None and self.tables[table].score(row) >= threshold)
         value = self.tables[table].change(key)
         if admitted:
             value[int(config.first_order) :] += self.codebooks[table][int(key) & 0xFFFF]
@@ -45,6 +44,7 @@ class ReferenceJob:
         gradients = {k: np.zeros(v.shape) for k, v in self.dense.items()}
         pushes = []
         for batch in batches:
+            self._learn_thresholds(batch)
             rows, counts = {}, {}
             for b in range(batch.num_rows):
                 self._row(batch, b, gradients, rows, counts)
@@ -55,6 +55,13 @@ class ReferenceJob:
             for (table, key), gradient in rows.items():
                 self.tables[table].push(key, gradient, *counts[table, key])
         self._adam({k: g / total for k, g in gradients.items()})
+
+    def _learn_thresholds(self, batch):
+        for table, keys in batch.tables.items():
+            for feature, threshold in self.job.tables[table].admission_by_feature.items():
+                for place in keys.index[feature].ravel():
+                    if place:
+                        self.tables[table].thresholds[int(keys.keys_U[place - 1])] = threshold
 
     def _row(self, batch, b, gradients, rows, counts):
         data = self.job.data

@@ -241,9 +241,9 @@ def _check_admission(job: JobConfig, name: str, table: TableConfig) -> Iterator[
         if threshold != before:
             yield Problem(
                 f"tables.{name}.admission_by_feature",
-                f"features {other!r} and {feature.name!r} share the keys of the key space {feature.space!r}, but one "
-                f"has the threshold {_threshold(before)} and the other {_threshold(threshold)}: give both the same, or one of "
-                "them a `key_space` of its own",
+                f"features {other!r} and {feature.name!r} share the keys of the key space {feature.space!r}, but "
+                f"one has the threshold {_threshold(before)} and the other {_threshold(threshold)}: give both the "
+                "same, or one of them a `key_space` of its own",
             )
 
 

@@ -39,11 +39,22 @@ def test_given_shards_must_be_a_multiple_of_the_servers():
         {"admission_threshold": 0},
         {"admission_threshold": 3, "unclicked_weight": 0.0, "clicked_weight": 0.0},
         {"lifecycle": {"show_click_decay": 0}},
+        {"admission_by_feature": {"user": 0}},
+        {"admission_by_feature": {f"f{i}": 2 for i in range(64)}},
     ],
 )
 def test_what_makes_no_sense_is_refused(bad):
     with pytest.raises(ValidationError):
         TableConfig.model_validate(bad)
+
+
+def test_thresholds_by_feature_are_not_for_paddles_table():
+    given = {"admission_threshold": 3, "admission_by_feature": {"user": 5, "item": None}}
+    table = TableConfig(**given)
+    assert table.admission_thresholds == (3, 5, None)
+    assert table.is_ours_for_sure
+    with pytest.raises(ValidationError, match="keeps one threshold: give such a feature a table of its own"):
+        TableConfig(engine="paddle", **given)
 
 
 def test_rules_are_told_apart_and_survive_json():

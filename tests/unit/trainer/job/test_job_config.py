@@ -76,6 +76,16 @@ def test_the_whole_job_as_yaml_is_the_same_job(write, tmp_path: Path) -> None:
     assert JobConfig.load(again) == job
 
 
+def test_features_that_share_keys_share_their_threshold(write) -> None:
+    both = "data.sparse=[{name: a, table: item}, {name: b, table: item}]"
+    apart = "data.sparse=[{name: a, table: item}, {name: b, table: item, key_space: b}]"
+    given = "tables.item.admission_by_feature={a: 3}"
+    said = refusal(write(), both, given)
+    assert "'a' and 'b' share the keys of the key space 'item', but one has the threshold 3 and the other null" in said
+    for fine in (apart, given), (both, "tables.item.admission_by_feature={a: 3, b: 3}"):
+        assert JobConfig.load(write(), fine).tables["item"].admission_by_feature["a"] == 3
+
+
 def test_key_space_survives_the_way_to_the_children(write) -> None:
     # A feature's key space depends on whether its table was written down.
     job = JobConfig.load(write())
@@ -138,6 +148,11 @@ def test_later_overrides_win(write) -> None:
         ("model={kind: dcn, cros_layers: 1}", ["model.cros_layers", "did you mean model.cross_layers?"]),
         ("model={kind: 'a.b:C', units: 1}", ["model.units: unknown key", "options"]),
         ("model={kind: 'a b:C'}", ["model.kind", "'a b:C'"]),
+        (
+            "tables.item.admission_by_feature={itm: 3}",
+            ["tables.item.admission_by_feature.itm", "no feature of this table", "did you mean item?"],
+        ),
+        ("tables.item={engine: paddle, admission_by_feature: {item: 3}}", ["tables.item", "table of its own"]),
         ("data.sparse.1.table=itm", ["data.sparse.1.table", "'itm'", "did you mean item?", "Declared: default, item"]),
         ("cluster.server_ports=[1, 2]", ["cluster.server_ports", "2 ports for cluster.servers = 1"]),
         ("cluster={servers: 2, server_ports: [7, 7]}", ["port 7 is given twice"]),
