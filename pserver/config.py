@@ -142,7 +142,7 @@ class TableConfig(_Frozen):
         default_factory=dict,
         max_length=63,  # native/layout.h: classes of keys, of which the first is the table's own threshold
         description="`admission_threshold` of the keys of some features (null: from the start); needs the engine "
-        "paddlewheel. Features of one key space need the same.",
+        "paddlewheel. Features of one key space need the same. Add new ones at the end: rows keep the place.",
     )
     lifecycle: TableLifecycle = Field(
         default_factory=TableLifecycle, description="Decay and eviction at day boundaries."

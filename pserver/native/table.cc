@@ -247,7 +247,7 @@ void Table::push_all(const uint64_t* keys, const float* values, size_t n, float 
       const float c = pushed[0];
       const uint32_t cls = c > 0 && c < float(classes) ? uint32_t(c) : 0;
       const uint32_t meta = fresh ? Meta::kUsed : peek<uint32_t>(p + Layout::kMeta) & ~Meta::kClassMask;
-      poke(p + Layout::kMeta, meta | cls << Meta::kClassShift);  // the last push has the last word
+      poke(p + Layout::kMeta, meta | cls << Meta::kClassShift);
       if (fresh) first_rule_.begin(reinterpret_cast<float*>(p + Layout::kFirstState));
       update<W, kPlain>(p, now, pushed, rate, scratch.data());
     });

@@ -49,6 +49,7 @@ class Table {
   // out [n, 3 + width]: shows, clicks, first-order weight, embedding; zeros for what is not there.
   void pull(const uint64_t* keys, size_t n, float* out);
   // values [n, 4 + width]: class, shows, clicks, gradient of the first-order weight, of the embedding.
+  // A key's class says which of Options::admission it has; the last push has the last word.
   // rate: factor of the learning rate.
   void push(const uint64_t* keys, const float* values, size_t n, float rate = 1);
   // Whole rows, as they lie in memory [n, layout().row_bytes], whose unseen days count from today; zeros for unknown keys.

@@ -29,7 +29,7 @@ ROWS = 44
 ADMISSION = {  # by rule and table
     "adagrad": {
         "default": {"admission_by_feature": {"user": 9}},
-        "things": {"admission_threshold": 12, "admission_by_feature": {"tags": None}},
+        "things": {"admission_threshold": 20, "admission_by_feature": {"tags": None}},
     }
 }
 RULES = {

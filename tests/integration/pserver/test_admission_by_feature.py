@@ -46,7 +46,7 @@ def _export(saved: saved_tables.SavedTable, folder: Path) -> Lookup:
 
 def test_every_reader_and_any_servers_keep_to_a_keys_own_threshold(tmp_path: Path) -> None:
     tables = {"t": CONFIG}
-    with local_servers(tables, 2, tmp_path / "two") as servers, Client(tables, servers.endpoints, seed=3) as client:
+    with local_servers(tables, 2, tmp_path) as servers, Client(tables, servers.endpoints, seed=3) as client:
         fresh = client.pull_with_counts("t", KEYS, class_U=KEY_CLASS)
         np.testing.assert_array_equal(fresh.admitted_U, KEY_CLASS == 2)
         np.testing.assert_array_equal(fresh.values_UW[:, 1:].any(axis=1), KEY_CLASS == 2)
@@ -79,7 +79,7 @@ def test_every_reader_and_any_servers_keep_to_a_keys_own_threshold(tmp_path: Pat
     resharded = saved_tables.reshard(saved, tmp_path / "resharded" / "t", 5)
     assert saved_tables.count_embeddings(resharded) == saved_tables.count_embeddings(saved)
     other = {"t": CONFIG.model_copy(update={"shards": 3})}
-    with local_servers(other, 3, tmp_path / "three") as servers, Client(other, servers.endpoints, seed=3) as client:
+    with local_servers(other, 3, tmp_path) as servers, Client(other, servers.endpoints, seed=3) as client:
         client.load(tmp_path / "resharded")
         restored = client.pull_with_counts("t", KEYS, class_U=KEY_CLASS)
         np.testing.assert_array_equal(restored.values_UW, pulled.values_UW)
@@ -94,10 +94,10 @@ def test_every_reader_and_any_servers_keep_to_a_keys_own_threshold(tmp_path: Pat
 def test_a_checkpoint_without_classes_takes_the_tables_own_until_the_next_push(tmp_path: Path) -> None:
     before = {"t": CONFIG.model_copy(update={"admission_by_feature": {}})}
     tables, ones = {"t": CONFIG}, np.ones(90, np.float32)
-    with local_servers(before, 1, tmp_path / "old") as servers, Client(before, servers.endpoints, seed=3) as client:
+    with local_servers(before, 1, tmp_path) as servers, Client(before, servers.endpoints, seed=3) as client:
         client.push("t", KEYS, np.ones((90, 3), np.float32), ones, 0 * ones)
         client.save(tmp_path / "saved")
-    with local_servers(tables, 1, tmp_path / "new") as servers, Client(tables, servers.endpoints, seed=3) as client:
+    with local_servers(tables, 1, tmp_path) as servers, Client(tables, servers.endpoints, seed=3) as client:
         client.load(tmp_path / "saved")
         first = client.save(tmp_path / "first")["t"]
         assert saved_tables.count_embeddings(first) == 0
