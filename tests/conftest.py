@@ -24,6 +24,8 @@ from tests.support import needs
 
 _RUN_VARIABLE = "PADDLEWHEEL_TEST_RUN"
 _CHECKED_FOLDERS = ("integration", "chaos")
+# Outside the folders of whole processes, the files that take more than a minute of processor time
+_LONG_FILES = ("unit/trainer/models/test_models.py", "unit/trainer/kernels/gpu/test_gpu_kernels.py")
 _MOST_WORKERS = 8  # a whole job takes about 2 GB
 _STOP_SECONDS = 10.0
 
@@ -48,10 +50,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of whole processes are checked for what they leave behind, and come first.
+    """Tests of whole processes are checked for what they leave behind, and come first; then the long files.
 
     A file runs in one worker (`--dist loadfile`), so no more jobs run at once than there are workers; the files that
-    take seconds are what fills the workers up in the end.
+    take seconds are what fills the workers up in the end. A long file that began last would keep one worker busy
+    while the others have nothing left to do.
     """
     root = Path(__file__).parent
 
@@ -61,7 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if folder(item) in _CHECKED_FOLDERS:
             item.add_marker(pytest.mark.processes)
-    items.sort(key=lambda item: folder(item) not in (*_CHECKED_FOLDERS, "deploy"))
+    long_files = {root / file for file in _LONG_FILES}
+    items.sort(key=lambda item: (folder(item) not in (*_CHECKED_FOLDERS, "deploy"), item.path not in long_files))
 
 
 @pytest.hookimpl(optionalhook=True)

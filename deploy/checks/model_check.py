@@ -141,7 +141,7 @@ def main() -> None:
     """Reads a job as JSON, prints what was found as one line of JSON."""
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a user's module prints is no answer
-    importlib.import_module("paddlewheel.trainer.worker.trainer")  # Paddle, while the command looks at the data
+    importlib.import_module("paddlewheel.trainer.dense.program")  # Paddle, while the command looks at the data
     job = JobConfig.parse(json.loads(sys.stdin.read()))
     found: dict[str, Any]
     try:
