@@ -42,6 +42,8 @@ _SAVE, _SAVE_AND_ADVANCE_DAY = b"0", b"3"  # Paddle's modes 1 and 2 (delta, base
 _MAX_REQUEST_BYTES = 16 << 20  # a request; brpc refuses more than 64 MiB in one message
 _PULLED_COUNTS = 2  # show, click before the values
 _PUSH_PREFIX = 3  # slot, show, click before the gradients
+_MAX_MARKS = 64  # that our tables remember
+_KEY_BYTES = 8
 
 
 class Pulled(NamedTuple):
@@ -119,6 +121,7 @@ class Client:
         self._num_pushing = 0
         self._gate = _Gate()
         self._idle: list[list[Connection]] = [[] for _ in endpoints]
+        self._changes_at: dict[str, dict[str, list[tuple[int, int]]]] = {}
         self._server_uids = dict(enumerate(server_uids or ()))
         self._closed = False
 
@@ -221,11 +224,12 @@ class Client:
         under `directory` counts.
         """
         self._check_paths([directory])
-        num_keys = {name: sum(counts) for name, counts in self.num_keys().items()}
+        num_keys = self.num_keys()
         self._check_space(directory, num_keys)
         modes = self._save_modes(advance_day)
         return {
-            name: self._save_table(t, directory / name, num_keys[name], modes[name]) for name, t in self._tables.items()
+            name: self._save_table(t, directory / name, sum(num_keys[name]), modes[name])
+            for name, t in self._tables.items()
         }
 
     def load(self, directory: Path, *, tables: Iterable[str] | None = None) -> str | None:
@@ -247,10 +251,13 @@ class Client:
                 self._load_table(t, saved[name], mark)
         return self._loaded_mark(saved, mark)
 
-    def save_bytes(self) -> tuple[int, ...]:
-        """About how many bytes a save would write on each server, in rank order; rather too many than too few."""
+    def save_bytes(self, since: Since | None = None) -> tuple[int, ...]:
+        """About how many bytes a save would write on each server, in rank order; rather too many than too few.
+
+        since: of a save of what changed after that.
+        """
         with self._gate.beside_others():
-            sizes = [[keys * t.bytes_per_row for keys in self._num_keys(t)] for t in self._tables.values()]
+            sizes = [self._save_bytes(t, self._num_keys(t), since) for t in self._tables.values()]
         return tuple(int(sum(each)) for each in zip(*sizes, strict=True))
 
     def save_per_host(
@@ -331,6 +338,7 @@ class Client:
         """
         name = uuid.uuid4().hex
         advanced = self._named(advance_day)
+        self._remember_changes(name)
         for table, t in self._tables.items():
             words = f"mark {name} day" if table in advanced else f"mark {name}"
             self._ask_everyone(Command.SAVE_ONE_TABLE, t, self._for_all([b"/", words.encode()]))
@@ -347,7 +355,7 @@ class Client:
         """
         try:
             self._check_paths([directory])
-            self._check_space(directory, {name: sum(self._num_keys(t)) for name, t in self._tables.items()})
+            self._check_space(directory, {name: self._num_keys(t) for name, t in self._tables.items()}, since)
             words = _save_words(mark, since)
             bases = since.tables if since is not None else {}
             return {
@@ -371,6 +379,8 @@ class Client:
         """
         with self._gate.alone():
             for name in self._named(tables is None or tables):
+                if self._tables[name].config.lifecycle.show_click_decay != 1:
+                    self._changes_at.clear()  # all rows change
                 self._ask_everyone(Command.SHRINK_TABLE, self._tables[name], self._for_all([b"0"]))
 
     def num_keys(self) -> dict[str, tuple[int, ...]]:
@@ -436,14 +446,43 @@ class Client:
                 t.bytes_per_row = saved_tables.saved_row_bytes(t.config)
         return tuple(int(np.frombuffer(reply.data, "<i8")[0]) for reply in replies)
 
-    def _check_space(self, directory: Path, num_keys: dict[str, int]) -> None:
+    def _remember_changes(self, mark: str) -> None:
+        """What our tables have been told before this mark, to tell later how much can have changed since."""
+        if not all(t.is_ours for t in self._tables.values()):
+            return  # Paddle's must not be asked for such
+        self._changes_at[mark] = {name: self._changes(t) for name, t in self._tables.items()}
+        while len(self._changes_at) > _MAX_MARKS:
+            del self._changes_at[next(iter(self._changes_at))]
+
+    def _changes(self, t: _Table) -> list[tuple[int, int]]:
+        """Of our table, for each server: keys that were pushed so far, and keys that went."""
+        found = []
+        for endpoint in self._endpoints:
+            host, _, port = endpoint.rpartition(":")
+            told = admin.table_statistics(host, int(port), t.name, timeout_seconds=self._connect_timeout_seconds)
+            found.append((told.pushed, told.evicted + told.deleted))
+        return found
+
+    def _save_bytes(self, t: _Table, num_keys_S: Sequence[int], since: Since | None) -> list[float]:
+        before = None if since is None else self._changes_at.get(since.mark, {}).get(t.name)
+        if before is None:
+            return [num_keys * t.bytes_per_row for num_keys in num_keys_S]
+        return [
+            min(num_keys, pushed - pushed_before) * t.bytes_per_row + _KEY_BYTES * (gone - gone_before)
+            for num_keys, (pushed, gone), (pushed_before, gone_before) in zip(
+                num_keys_S, self._changes(t), before, strict=True
+            )
+        ]
+
+    def _check_space(self, directory: Path, num_keys: Mapping[str, Sequence[int]], since: Since | None = None) -> None:
         """A server whose disk is full while it saves ends its process. So look first, as far as one can."""
-        needed = sum(num_keys[name] * t.bytes_per_row for name, t in self._tables.items())
+        needed = sum(sum(self._save_bytes(t, num_keys[name], since)) for name, t in self._tables.items())
         parent = next(folder for folder in (directory, *directory.parents) if folder.exists())
         free = shutil.disk_usage(parent).free
         if free < needed:
+            total = sum(map(sum, num_keys.values()))
             raise SaveError(
-                f"a save of {sum(num_keys.values())} keys needs about {needed / 1e6:.1f} MB, but {parent} has "
+                f"a save of {total} keys needs about {needed / 1e6:.1f} MB, but {parent} has "
                 f"{free / 1e6:.1f} MB left: make room, or save elsewhere"
             )
 
@@ -495,6 +534,8 @@ class Client:
         leads_on = saved.keys() == self._tables.keys() and all(
             t.is_ours and saved[name].kind == "rows" for name, t in self._tables.items()
         )
+        if leads_on:
+            self._remember_changes(mark)
         return mark if leads_on else None
 
     def _check_loaded(self, t: _Table, saved: saved_tables.SavedTable) -> None:

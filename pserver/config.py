@@ -162,13 +162,14 @@ class TableConfig(_Frozen):
     memory_gib: float | None = Field(
         default=None,
         gt=0,
-        description="The same as `max_keys`, as GiB of memory of rows and their index in all servers together.",
+        description="The same as `max_keys`, as GiB of memory of rows and their index in all servers together. With "
+        "`spill`, no key goes: so much memory holds the index and hot rows; null: a quarter of a server's memory.",
     )
     spill: str | None = Field(
         default=None,
         pattern=r"^/.*",
-        description="Folder on a local disk of each server for a file that holds the rows; the hot ones stay in memory "
-        "as the system has room for them. null: all in memory.",
+        description="Folder on a local disk of each server for a file that holds the rows that are not hot; see "
+        "`memory_gib`. null: all in memory.",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 from paddlewheel.pserver import initializer, native, paddle_core, row_parts
@@ -62,7 +63,7 @@ def options(
         "delete_unseen": float(_NEVER_DAYS if life.delete_after_unseen_days is None else life.delete_after_unseen_days),
     }
     if config.spill is not None:
-        found["spill"] = config.spill
+        found |= {"spill": config.spill, "memory": hot_bytes(config, num_servers) // num_servers}
     if isinstance(optimizer, AdaGrad):
         found["initial_accumulator"] = optimizer.initial_accumulator
     if isinstance(optimizer, Adam):
@@ -73,9 +74,16 @@ def options(
 def max_rows(config: TableConfig) -> int:
     """Rows of the whole table at which keys have to go; 0: none."""
     bounds = [] if config.max_keys is None else [config.max_keys]
-    if config.memory_gib is not None:
+    if config.memory_gib is not None and config.spill is None:
         bounds.append(int(config.memory_gib * (1 << 30) / memory_bytes(config)))
     return max(1, min(bounds)) if bounds else 0
+
+
+def hot_bytes(config: TableConfig, num_servers: int) -> int:
+    """Memory of index and hot rows of a table whose other rows are spilled, in all servers together."""
+    if config.memory_gib is not None:
+        return int(config.memory_gib * (1 << 30))
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 * num_servers
 
 
 def memory_bytes(config: TableConfig) -> int:

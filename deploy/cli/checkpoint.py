@@ -1,8 +1,8 @@
 """``paddlewheel checkpoint``: what was saved, whether it is whole, and how it differs; or a new one now."""
 
 import asyncio
-import contextlib
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,7 +137,7 @@ def reshard(
 
 @app.command
 def compact(
-    source: Folder,
+    source: Address,
     target: Annotated[
         Path | None,
         Parameter(help="The full checkpoint's folder: step-<n> of the same step, not there yet. Default: in place."),
@@ -147,24 +147,28 @@ def compact(
 ) -> None:
     """Make a full checkpoint of one that holds only what changed since another (`checkpoint.full_every`).
 
-    In place, the folder must not be in use by a job, and no other checkpoint may lead on from this one. `prune` can
-    then remove those that it led on from. For one in an object store, `fetch` makes a full copy in a folder.
+    In place, no job may use the folder or store, and no other checkpoint may lead on from this one. `prune` can then
+    remove those that it led on from. In an object store, a job that goes on all the same can commit nothing more.
     """
     from paddlewheel.deploy.reports import checkpoint_diff
     from paddlewheel.trainer.checkpoint.folder_store import open_address
-    from paddlewheel.trainer.checkpoint.manifest import CheckpointError
-    from paddlewheel.trainer.checkpoint.store import is_remote
+    from paddlewheel.trainer.checkpoint.object_store import ObjectStore
 
-    if is_remote(str(source)) or ":/" in str(source):
-        raise CheckpointError(
-            f"{source} is in an object store, where compact cannot write: `paddlewheel checkpoint fetch` makes a full"
-            " copy of it in a folder"
-        )
-    kept, address = open_address(str(source))
-    path = Path(address)
-    with kept.beside_owner() if target is None else contextlib.nullcontext():
-        written = checkpoint_diff.rewrite(path, path if target is None else target.absolute())
-    row = _facts(*open_address(str(written)))
+    kept, address = open_address(source)
+    if target is not None:
+        with kept.local_copy(address) as copy:
+            written = str(checkpoint_diff.rewrite(copy, target.absolute()))
+    elif isinstance(kept, ObjectStore):
+        with tempfile.TemporaryDirectory(prefix="paddlewheel-") as temporary:
+
+            def whole(copy: Path) -> Path:
+                return checkpoint_diff.rewrite(copy, Path(temporary, copy.name))
+
+            written = kept.replace(address, whole)
+    else:
+        with kept.beside_owner():
+            written = str(checkpoint_diff.rewrite(Path(address), Path(address)))
+    row = _facts(*open_address(written))
     answer(row, json=json, text=lambda: _line(row))
 
 

@@ -48,7 +48,8 @@ class Index {
     }
   }
 
-  // hash_of(row) tells the hash of a row that is in the index already. Strong guarantee: if it throws, nothing changed.
+  // hash_of(row) tells the hash of a row that is in the index already; the bits that are in its entry may be 0. Strong
+  // guarantee: if it throws, nothing changed.
   template <class HashOf>
   void insert(uint64_t hash, uint32_t row, HashOf&& hash_of) {
     if (directory_.empty()) directory_.push_back(add_segment(0));
@@ -62,6 +63,7 @@ class Index {
     *entry = (*entry & kTagMask) | kDead;
     ++directory_[place(hash)]->dead;
   }
+  size_t bytes() const { return segments_.size() * kSegmentBytes; }
   void move(uint64_t hash, uint32_t from, uint32_t to) {
     uint32_t* entry = entry_of(hash, from);
     *entry = (*entry & kTagMask) | (to + 1);
@@ -70,7 +72,7 @@ class Index {
  private:
   static constexpr uint32_t kMask = 4095, kTagMask = 0xFC000000u, kRowMask = 0x3FFFFFFu, kDead = kRowMask;
   static constexpr uint32_t kLimit = 4096 * 4 / 5;
-  static constexpr uint32_t kDirectoryShift = 20, kMaxDepth = 26;
+  static constexpr uint32_t kDirectoryShift = 20, kMaxDepth = 19;
   struct Segment {
     uint32_t* entries;
     uint32_t filled = 0, dead = 0, depth = 0;
@@ -108,12 +110,12 @@ class Index {
     all.reserve(segment.filled);
     for (uint32_t at = 0; at <= kMask; ++at) {
       const uint32_t row = segment.entries[at] & kRowMask;
-      if (row && row != kDead) all.emplace_back(0, row - 1);
+      if (row && row != kDead) all.emplace_back(uint64_t(segment.entries[at] & kTagMask) << 32, row - 1);
     }
     constexpr size_t kAhead = 16;
     for (size_t i = 0; i < all.size(); ++i) {
       if (i + kAhead < all.size()) hash_of.prefetch(all[i + kAhead].second);
-      all[i].first = hash_of(all[i].second);
+      all[i].first |= hash_of(all[i].second);
     }
     std::memset(segment.entries, 0, kSegmentBytes);
     segment.filled = segment.dead = 0;

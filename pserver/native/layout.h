@@ -39,7 +39,8 @@ struct Options {
   uint64_t max_rows = 0;                 // on this server; 0: no bound
   bool log_removed = false;              // remember deleted keys for incremental checkpoints
   uint32_t threads = 0;                  // that work on one request; 0: as many as the machine has processors
-  std::string spill;                     // folder of the file that holds the rows; empty: memory
+  std::string spill;                     // folder of the file that holds the rows that are not hot; empty: memory
+  uint64_t memory = 0;                   // bytes of index and hot rows on this server, if rows are spilled
   uint32_t save_pause_us = 0;            // after each chunk of a save, for tests: a slow disk
 };
 

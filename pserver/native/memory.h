@@ -36,6 +36,7 @@ class Units {
     std::string name = spill + "/paddlewheel-rows-XXXXXX";
     file_ = ::mkostemp(name.data(), O_CLOEXEC);
     if (file_ < 0) throw std::runtime_error("spill: no file can be made in " + spill + ": " + std::strerror(errno));
+    ::posix_fadvise(file_, 0, 0, POSIX_FADV_RANDOM);
     ::unlink(name.c_str());  // it goes with the process, however that ends
   }
 
@@ -71,6 +72,19 @@ class Units {
     free_.push_back(unit);
   }
 
+  // Of a file, past the pages that are mapped.
+  void read(char* to, size_t bytes, off_t offset) const {
+    transfer("read", bytes, [&](size_t done) { return ::pread(file_, to + done, bytes - done, offset + off_t(done)); });
+  }
+  void write(const char* from, size_t bytes, off_t offset) const {
+    transfer("written", bytes, [&](size_t done) { return ::pwrite(file_, from + done, bytes - done, offset + off_t(done)); });
+  }
+  void advise(off_t offset, size_t bytes) const { ::posix_fadvise(file_, offset, off_t(bytes), POSIX_FADV_WILLNEED); }
+  off_t offset(const char* unit) {  // of it in the file
+    std::lock_guard<std::mutex> hold(mutex_);
+    return offset_of(unit);
+  }
+
   size_t bytes() const { return used_.load(std::memory_order_relaxed) * unit_; }
 
  private:
@@ -97,6 +111,16 @@ class Units {
     regions_.push_back({static_cast<char*>(at), region_, file_bytes_});
     if (file_ >= 0) file_bytes_ += off_t(region_);
     return static_cast<char*>(at);
+  }
+
+  template <class F>
+  static void transfer(const char* what, size_t bytes, F&& some) {
+    for (size_t done = 0; done < bytes;) {
+      const ssize_t more = some(done);
+      if (more < 0 && errno == EINTR) continue;
+      if (more <= 0) throw std::runtime_error(std::string("spill: the file cannot be ") + what + ": " + std::strerror(more ? errno : EIO));
+      done += size_t(more);
+    }
   }
 
   off_t offset_of(const char* unit) const {

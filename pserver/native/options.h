@@ -59,6 +59,7 @@ inline Options parse_options(const std::string& text) {
     else if (name == "log_removed") o.log_removed = whole();
     else if (name == "threads") o.threads = uint32_t(whole());
     else if (name == "spill") o.spill = value;
+    else if (name == "memory") o.memory = whole();
     else if (name == "save_pause_us") o.save_pause_us = uint32_t(whole());
     else throw std::runtime_error("a table has no option " + name);
   }

@@ -10,6 +10,10 @@ namespace wheel {
 namespace {
 
 constexpr size_t kBlock = 32;            // keys whose waits for memory overlap
+constexpr size_t kSpillBlock = 512;      // the same for a disk
+constexpr uint32_t kLeastSlots = 8;      // for hot rows of a shard
+constexpr uint32_t kLeastCold = 16;      // rows of a chunk for which it is written, if there are other chunks
+constexpr size_t kPage = 4096;
 constexpr size_t kKeysPerThread = 4096;  // a request of fewer is not worth waking a thread
 constexpr uint32_t kEvictionWindow = 16; // chunks of which the least valuable rows go, at most
 constexpr uint32_t kMaxUnseen = 4000;    // days; the meta word counts them round
@@ -26,7 +30,10 @@ uint64_t random_bits(uint64_t key, uint32_t shows) {  // for rounding: from what
 class Table::Hashes {  // of the rows of a shard, for its index
  public:
   Hashes(const Table& table, const Shard& shard) : table_(table), shard_(shard) {}
-  uint64_t operator()(uint32_t r) const { return mix(key_of(table_.row(shard_, r))); }
+  uint64_t operator()(uint32_t r) const {
+    if (table_.spills_ && !(word(shard_, r) & Hot::kIs)) return Hot::hash(word(shard_, r));
+    return mix(key_of(table_.row(shard_, r)));
+  }
   void prefetch(uint32_t r) const { __builtin_prefetch(table_.row(shard_, r)); }
 
  private:
@@ -39,6 +46,7 @@ Table::Table(const Options& options)
       layout_(options),
       first_rule_(options.first, 1),
       rule_(options.embedding, options.width),
+      spills_(!options.spill.empty()),
       workers_(Workers::shared(num_threads(options) - 1)) {
   if (o_.admission.empty() || o_.admission.size() > Meta::kMaxClasses)
     throw std::runtime_error("a table has 1 to 64 admission scores");
@@ -48,6 +56,8 @@ Table::Table(const Options& options)
   num_ = std::min(each, o_.shards - first_);
   row_memory_.set(size_t(layout_.row_bytes) * kChunkRows, o_.spill);
   index_memory_.set(Index::kSegmentBytes, "");
+  hot_memory_.set(size_t(layout_.row_bytes) * kChunkRows, "");
+  word_memory_.set(kChunkRows * sizeof(uint32_t), "");
   for (uint32_t i = 0; i < num_; ++i) shards_.push_back(std::make_unique<Shard>(index_memory_));
   if (o_.max_rows && num_) max_live_ = uint32_t(std::min<uint64_t>(Index::kMaxRows, std::max<uint64_t>(1, o_.max_rows / num_)));
 }
@@ -119,10 +129,11 @@ void Table::visit(const uint64_t* keys, size_t n, F&& f) {
 // unknown keys get a row, whose number is then marked with kNew.
 template <bool kAdd, class F>
 void Table::walk(Shard& s, const uint64_t* keys, const uint32_t* order, size_t count, F&& f) {
-  uint64_t hash[kBlock];
-  uint32_t guess[kBlock];
-  for (size_t b = 0; b < count; b += kBlock) {
-    const size_t m = std::min(kBlock, count - b);
+  uint64_t hash[kSpillBlock];
+  uint32_t guess[kSpillBlock];
+  const size_t block = spills_ ? kSpillBlock : kBlock;
+  for (size_t b = 0; b < count; b += block) {
+    const size_t m = std::min(block, count - b);
     for (size_t j = 0; j < m; ++j) {
       hash[j] = mix(keys[order[b + j]]);
       __builtin_prefetch(s.index.home(hash[j]));
@@ -130,15 +141,27 @@ void Table::walk(Shard& s, const uint64_t* keys, const uint32_t* order, size_t c
     for (size_t j = 0; j < m; ++j) {
       guess[j] = s.index.find(hash[j], [](uint32_t) { return true; });
       if (guess[j] == Index::kNone) continue;
+      if (spills_) {
+        __builtin_prefetch(&word(s, guess[j]));
+        continue;
+      }
       const char* p = row(s, guess[j]);
       for (size_t at = 0; at < layout_.row_bytes; at += 64) __builtin_prefetch(p + at, kAdd);
       __builtin_prefetch(p + layout_.row_bytes - 1, kAdd);
     }
+    for (size_t j = 0; spills_ && j < m; ++j) {
+      if (guess[j] == Index::kNone) continue;
+      if (!fits(s, guess[j], hash[j])) guess[j] = s.index.find(hash[j], [&](uint32_t other) { return fits(s, other, hash[j]); });
+      if (guess[j] != Index::kNone) fetch(s, guess[j]);
+    }
     for (size_t j = 0; j < m; ++j) {
       const uint64_t key = keys[order[b + j]];
       uint32_t r = guess[j];
-      if (r == Index::kNone ? kAdd : !is_row(row(s, r), key))
-        r = s.index.find(hash[j], [&](uint32_t other) { return is_row(row(s, other), key); });
+      if (spills_ && r != Index::kNone) touch<kAdd>(s, r);
+      if (r == Index::kNone ? kAdd : !is_row(row(s, r), key)) {
+        r = s.index.find(hash[j], [&](uint32_t other) { return fits(s, other, hash[j]) && is_row(row(s, other), key); });
+        if (spills_ && r != Index::kNone) touch<kAdd>(s, r);
+      }
       if (kAdd && r == Index::kNone) r = add(s, key, hash[j]) | kNew;
       f(order[b + j], r);
     }
@@ -302,28 +325,59 @@ void Table::set_rows(const char* rows, size_t n) {
 
 // ---- rows and places
 
+void Table::add_chunk(Shard& s) {
+  s.chunks.reserve(s.chunks.size() + 1);
+  Chunk c;
+  c.rows = row_memory_.get();
+  if (spills_) {
+    try {
+      c.words = reinterpret_cast<uint32_t*>(word_memory_.get());
+    } catch (...) {
+      row_memory_.put(c.rows);
+      throw;
+    }
+    c.offset = row_memory_.offset(c.rows);
+  }
+  s.chunks.push_back(std::move(c));
+}
+
+// The first rows of a chunk as they are now.
+void Table::copy_rows(const Shard& s, const Chunk& c, uint32_t count, char* to) const {
+  const size_t row_bytes = layout_.row_bytes;
+  if (!spills_) {
+    std::memcpy(to, c.rows, count * row_bytes);
+    return;
+  }
+  row_memory_.read(to, count * row_bytes, c.offset);
+  for (uint32_t i = 0; i < count; ++i)
+    if (c.words[i] & Hot::kDirty && c.words[i] & Hot::kIs) std::memcpy(to + i * row_bytes, slot(s, c.words[i] & Hot::kSlot), row_bytes);
+}
+
 uint32_t Table::add(Shard& s, uint64_t key, uint64_t hash) {
   if (max_live_ && s.live >= max_live_) evict(s);
   uint32_t r = s.free;
-  char* p = nullptr;
-  if (r != Index::kNone) {
-    p = row(s, r);
-    const uint32_t next = peek<uint32_t>(p + Layout::kShows);
-    s.index.insert(hash, r, Hashes(*this, s));
-    if (snapshot_) keep(s, r);
-    s.free = next;
-    std::memset(p, 0, layout_.row_bytes);
-  } else {
+  if (r == Index::kNone) {
     r = s.used;
     if (r >= Index::kMaxRows) throw std::runtime_error("a shard is full: give the table more shards");
-    if (r / kChunkRows == s.chunks.size()) {
-      s.chunks.reserve(s.chunks.size() + 1);
-      s.chunks.push_back({row_memory_.get(), 0, nullptr});
-    }
-    p = row(s, r);
-    s.index.insert(hash, r, Hashes(*this, s));
-    ++s.used;
+    if (r / kChunkRows == s.chunks.size()) add_chunk(s);
   }
+  const bool cold = spills_ && !(word(s, r) & Hot::kIs);
+  const uint32_t slot = cold ? take_slot(s) : 0;
+  try {
+    s.index.insert(hash, r, Hashes(*this, s));
+  } catch (...) {
+    if (cold) free_slot(s, slot);
+    throw;
+  }
+  if (r == s.used) {
+    ++s.used;
+  } else {
+    if (snapshot_) keep(s, r);
+    s.free = peek<uint32_t>(row(s, r) + Layout::kShows);
+  }
+  if (cold) word(s, r) = Hot::kIs | slot;
+  char* p = changed_row(s, r);
+  std::memset(p, 0, layout_.row_bytes);
   poke(p, key);
   poke(p + Layout::kMeta, Meta::kUsed);
   ++s.live;
@@ -333,7 +387,7 @@ uint32_t Table::add(Shard& s, uint64_t key, uint64_t hash) {
 
 void Table::remove(Shard& s, uint32_t r) {
   if (snapshot_) keep(s, r);
-  char* p = row(s, r);
+  char* p = changed_row(s, r);
   const uint64_t key = key_of(p);
   if (o_.log_removed) s.removed.push_back({key, mark_});
   s.index.erase(mix(key), r);
@@ -354,6 +408,8 @@ void Table::evict(Shard& s) {
   const auto chunks = uint32_t(s.chunks.size());
   for (uint32_t c = 0; c < std::min(chunks, kEvictionWindow); ++c, ++s.hand) {
     const uint32_t begin = s.hand % chunks * kChunkRows, end = std::min(begin + kChunkRows, s.used);
+    if (c == 0) advise(s.chunks[s.hand % chunks]);
+    if (c + 1 < std::min(chunks, kEvictionWindow)) advise(s.chunks[(s.hand + 1) % chunks]);
     for (uint32_t r = begin; r < end; ++r) {
       const char* p = row(s, r);
       const uint32_t meta = peek<uint32_t>(p + Layout::kMeta);
@@ -386,6 +442,143 @@ void Table::keep(Shard& s, uint32_t r) {
   kept_bytes_.fetch_add(layout_.row_bytes, std::memory_order_relaxed);
 }
 
+// ---- hot rows of a table that spills
+
+// Rows that are asked for become hot: they are copied into a slot of memory. A hand as of CLOCK (Corbato, 1968) finds which
+// ones go cold for them. It moves in the order of the file, a chunk at a time, so that rows that go cold are written
+// together. It passes a popular row over for fifteen rounds after the row was last asked for; others go when it comes by.
+// Popular are those with more shows than the lowest sixth of the hot ones: if fewer went in a round, they would lie far apart.
+
+// Of the memory that the table may take, what index and words leave.
+uint32_t Table::hot_limit(const Shard& s) const {
+  const uint64_t share = o_.memory / num_, taken = s.index.bytes() + s.chunks.size() * kChunkRows * sizeof(uint32_t);
+  const uint64_t slots = std::min<uint64_t>((share > taken ? share - taken : 0) / layout_.row_bytes, Hot::kSlot);
+  return std::max(kLeastSlots, uint32_t(slots < kChunkRows ? slots : slots / kChunkRows * kChunkRows));
+}
+
+uint32_t Table::take_slot(Shard& s) {
+  const uint32_t limit = hot_limit(s);
+  if (s.slots > limit && s.slots - limit >= kChunkRows) shrink(s, limit);
+  if (s.free_slots.empty() && s.slots < limit) {
+    if (s.slots == s.hot.size() * kChunkRows) {
+      s.hot.reserve(s.hot.size() + 1);
+      s.free_slots.reserve((s.hot.size() + 1) * kChunkRows);
+      s.hot.push_back(hot_memory_.get());
+    }
+    return s.slots++;
+  }
+  while (s.free_slots.empty()) cool(s);
+  const uint32_t n = s.free_slots.back();
+  s.free_slots.pop_back();
+  return n;
+}
+
+// Makes a row hot that is about to be read, or changed (kAdd).
+template <bool kAdd>
+void Table::touch(Shard& s, uint32_t r) {
+  uint32_t& w = word(s, r);
+  if (!(w & Hot::kIs)) {
+    uint32_t n = 0;
+    try {
+      n = take_slot(s);
+      try {
+        const Chunk& c = s.chunks[r / kChunkRows];
+        row_memory_.read(slot(s, n), layout_.row_bytes, c.offset + (r % kChunkRows) * off_t(layout_.row_bytes));
+      } catch (...) {
+        free_slot(s, n);
+        throw;
+      }
+    } catch (...) {
+      if (kAdd) throw;
+      return;  // it can be read where it is
+    }
+    w = Hot::kIs | n;
+  }
+  if (peek<float>(slot(s, w & Hot::kSlot) + Layout::kShows) > s.popular) w |= Hot::kPasses;
+  if (kAdd) w |= Hot::kDirty;
+}
+
+// Has memory, or the disk, begin to bring a row that will be touched.
+void Table::fetch(const Shard& s, uint32_t r) const {
+  if (word(s, r) & Hot::kIs) {
+    const char* p = row(s, r);
+    for (size_t at = 0; at < layout_.row_bytes; at += 64) __builtin_prefetch(p + at, 1);
+    __builtin_prefetch(p + layout_.row_bytes - 1, 1);
+  } else {
+    row_memory_.advise(s.chunks[r / kChunkRows].offset + (r % kChunkRows) * off_t(layout_.row_bytes), layout_.row_bytes);
+  }
+}
+
+// Has the disk begin to bring a chunk whose rows will be read where they are.
+void Table::advise(const Chunk& c) const {
+  if (spills_) row_memory_.advise(c.offset, kChunkRows * size_t(layout_.row_bytes));
+}
+
+// Some rows go cold: those of a chunk that were not pulled since the hand came by last, or since they became hot.
+void Table::cool(Shard& s) {
+  const size_t row_bytes = layout_.row_bytes, chunks = s.chunks.size();
+  std::vector<uint16_t> going;
+  std::vector<float> shows;
+  shows.reserve(kChunkRows);
+  going.reserve(kChunkRows);
+  for (size_t step = 0;; ++step) {
+    if (s.sweep >= chunks) s.sweep = 0;
+    Chunk& c = s.chunks[s.sweep];
+    const uint32_t begin = s.sweep * kChunkRows, count = std::min(kChunkRows, s.used - std::min(s.used, begin));
+    ++s.sweep;
+    uint32_t first = kChunkRows, last = 0;
+    going.clear(), shows.clear();
+    for (uint32_t i = 0; i < count; ++i) {
+      uint32_t& w = c.words[i];
+      if (!(w & Hot::kIs)) continue;
+      shows.push_back(peek<float>(slot(s, w & Hot::kSlot) + Layout::kShows));
+      if (w & Hot::kPasses) {
+        w -= Hot::kPass;
+        continue;
+      }
+      going.push_back(uint16_t(i));
+      if (w & Hot::kDirty) first = std::min(first, i), last = i;
+    }
+    if (shows.empty()) continue;
+    std::nth_element(shows.begin(), shows.begin() + long(shows.size() / 6), shows.end());
+    s.popular += (shows[shows.size() / 6] - s.popular) / 16;
+    if (going.size() < (step < chunks ? kLeastCold : 1)) continue;
+    if (first <= last) {
+      const size_t from = first * row_bytes / kPage * kPage, to = ((last + 1) * row_bytes + kPage - 1) / kPage * kPage;
+      std::vector<char> buffer(to - from);
+      row_memory_.read(buffer.data(), buffer.size(), c.offset + off_t(from));
+      for (const uint16_t i : going)
+        if (c.words[i] & Hot::kDirty) std::memcpy(buffer.data() + i * row_bytes - from, slot(s, c.words[i] & Hot::kSlot), row_bytes);
+      row_memory_.write(buffer.data(), buffer.size(), c.offset + off_t(from));
+    }
+    for (const uint16_t i : going) {
+      const uint32_t n = c.words[i] & Hot::kSlot;
+      c.words[i] = Hot::print(mix(key_of(slot(s, n))));
+      free_slot(s, n);
+    }
+    advise(s.chunks[s.sweep < chunks ? s.sweep : 0]);
+    return;
+  }
+}
+
+// The index has grown: hot rows get less memory.
+void Table::shrink(Shard& s, uint32_t limit) {
+  const auto low = [&](uint32_t n) { return n < limit; };
+  while (s.slots - s.free_slots.size() > limit) cool(s);
+  s.free_slots.erase(std::partition(s.free_slots.begin(), s.free_slots.end(), low), s.free_slots.end());
+  for (Chunk& c : s.chunks)
+    for (uint32_t i = 0; i < kChunkRows; ++i) {
+      uint32_t& w = c.words[i];
+      if (!(w & Hot::kIs) || low(w & Hot::kSlot)) continue;
+      const uint32_t n = s.free_slots.back();
+      s.free_slots.pop_back();
+      std::memcpy(slot(s, n), slot(s, w & Hot::kSlot), layout_.row_bytes);
+      w = (w & ~Hot::kSlot) | n;
+    }
+  s.slots = limit;
+  for (; s.hot.size() * kChunkRows >= limit + kChunkRows; s.hot.pop_back()) hot_memory_.put(s.hot.back());
+}
+
 // Closes the gaps that deleted rows left, and gives the memory back. No save may be under way.
 void Table::compact(Shard& s) {
   if (s.used == s.live) return;
@@ -394,18 +587,24 @@ void Table::compact(Shard& s) {
     while (hole < end && (peek<uint32_t>(row(s, hole) + Layout::kMeta) & Meta::kUsed)) ++hole;
     while (end > hole && !(peek<uint32_t>(row(s, end - 1) + Layout::kMeta) & Meta::kUsed)) --end;
     if (hole >= end) break;
-    std::memcpy(row(s, hole), row(s, end - 1), layout_.row_bytes);
+    std::memcpy(changed_row(s, hole), row(s, end - 1), layout_.row_bytes);
+    if (spills_ && !(word(s, hole) & Hot::kIs)) word(s, hole) = Hot::print(mix(key_of(row(s, hole))));
     --end;
   }
+  for (uint32_t r = s.live; spills_ && r < s.used; ++r)
+    if (word(s, r) & Hot::kIs) free_slot(s, word(s, r) & Hot::kSlot), word(s, r) = 0;
   const size_t chunks = (size_t(s.live) + kChunkRows - 1) / kChunkRows;
-  for (size_t c = chunks; c < s.chunks.size(); ++c) row_memory_.put(s.chunks[c].rows);
+  for (size_t c = chunks; c < s.chunks.size(); ++c) {
+    row_memory_.put(s.chunks[c].rows);
+    if (spills_) word_memory_.put(reinterpret_cast<char*>(s.chunks[c].words));
+  }
   s.chunks.resize(chunks);
-  s.used = s.live, s.free = Index::kNone, s.hand = 0;
+  s.used = s.live, s.free = Index::kNone, s.hand = s.sweep = 0;
   if (s.live % kChunkRows)  // the rest of the last chunk is zeros, as of a new one
     std::memset(row(s, s.live), 0, (kChunkRows - s.live % kChunkRows) * size_t(layout_.row_bytes));
   Index fresh(index_memory_);
   const Hashes hashes(*this, s);
-  for (uint32_t r = 0; r < s.live; ++r) fresh.insert(hashes(r), r, hashes);
+  for (uint32_t r = 0; r < s.live; ++r) fresh.insert(mix(key_of(row(s, r))), r, hashes);
   s.index = std::move(fresh);
 }
 
@@ -436,6 +635,7 @@ void Table::end_day() {
     Shard& s = *shards_[i];
     std::lock_guard<std::mutex> hold(s.mutex);
     for (uint32_t r = 0; r < s.used; ++r) {
+      if (r % kChunkRows == 0) advise(s.chunks[r / kChunkRows]);
       char* p = row(s, r);
       uint32_t meta = peek<uint32_t>(p + Layout::kMeta);
       if (!(meta & Meta::kUsed)) continue;
@@ -450,6 +650,7 @@ void Table::end_day() {
       if (snapshot_) keep(s, r);
       unseen = std::min(unseen, kMaxUnseen);
       meta = (meta & ~(Meta::kMarkMask | Meta::kDayMask)) | now | ((today_ - unseen) & Meta::kDayMask);
+      p = changed_row(s, r);
       poke(p + Layout::kShows, shows), poke(p + Layout::kClicks, clicks), poke(p + Layout::kMeta, meta);
     }
     if (!snapshot_) compact(s);
@@ -582,7 +783,7 @@ void Table::save_shard(uint32_t i, const std::string& folder, const Mark* since)
       std::lock_guard<std::mutex> hold(s.mutex);
       Chunk& c = s.chunks[begin / kChunkRows];
       kept = std::move(c.kept);
-      std::memcpy(buffer.data(), c.rows, count * row_bytes);
+      copy_rows(s, c, count, buffer.data());
       c.saved = uint32_t(mark);
     }
     if (kept) {
@@ -729,7 +930,8 @@ Statistics Table::statistics() {
   const auto together = pushing();
   Statistics found;
   found.rows = total_.load();
-  found.row_bytes = row_memory_.bytes(), found.index_bytes = index_memory_.bytes(), found.kept_bytes = kept_bytes_.load();
+  found.row_bytes = spills_ ? hot_memory_.bytes() : row_memory_.bytes();
+  found.index_bytes = index_memory_.bytes() + word_memory_.bytes(), found.kept_bytes = kept_bytes_.load();
   found.evicted = evicted_.load(), found.deleted = deleted_.load();
   found.pushed = pushed_.load(), found.pulled = pulled_.load();
   found.max_rows = o_.max_rows;

@@ -81,6 +81,16 @@ class Table {
     char* rows = nullptr;
     uint32_t saved = 0;  // number of the last mark whose saver has read this chunk
     std::unique_ptr<Kept> kept;
+    uint32_t* words = nullptr;  // of a table that spills, one a row: see Hot
+    off_t offset = 0;           // of the rows in the file
+  };
+  // Where a row of a table that spills is now. Hot: in a slot of memory, and the word has the slot, whether the row differs
+  // from the file's, and how often the hand still passes it over (see `cool`). Cold: in the file alone, and the word has bits of
+  // its hash, so that the file is read for no other key, nor when the index grows.
+  struct Hot {
+    static constexpr uint32_t kIs = 1u << 31, kDirty = 1u << 30, kPass = 1u << 26, kPasses = 15 * kPass, kSlot = (1u << 26) - 1;
+    static uint32_t print(uint64_t hash) { return uint32_t(hash & 4095) | uint32_t(hash >> 20 & 0x7FFFF) << 12; }
+    static uint64_t hash(uint32_t print) { return (print & 4095) | uint64_t(print >> 12) << 20; }
   };
   struct Removed {
     uint64_t key;
@@ -95,6 +105,11 @@ class Table {
     uint32_t live = 0;
     uint32_t free = Index::kNone;      // first free place; the next is in its count of shows
     uint32_t marked_used = 0, hand = 0;
+    std::vector<char*> hot;            // slots of hot rows, 1,024 a unit
+    uint32_t slots = 0;                // that have been used
+    std::vector<uint32_t> free_slots;  // of those
+    uint32_t sweep = 0;                // the chunk from which rows go cold next
+    float popular = 0;                 // shows from which a row is likely to be asked for again
     std::vector<Removed> removed;
     size_t marked_removed = 0;
   };
@@ -110,7 +125,21 @@ class Table {
   };
   class Hashes;
 
-  char* row(const Shard& s, uint32_t r) const { return s.chunks[r / kChunkRows].rows + (r % kChunkRows) * size_t(layout_.row_bytes); }
+  char* row(const Shard& s, uint32_t r) const {
+    const Chunk& c = s.chunks[r / kChunkRows];
+    if (spills_ && (c.words[r % kChunkRows] & Hot::kIs)) return slot(s, c.words[r % kChunkRows] & Hot::kSlot);
+    return c.rows + (r % kChunkRows) * size_t(layout_.row_bytes);
+  }
+  char* changed_row(Shard& s, uint32_t r) {  // to write to
+    if (spills_ && (word(s, r) & Hot::kIs)) word(s, r) |= Hot::kDirty;
+    return row(s, r);
+  }
+  char* slot(const Shard& s, uint32_t n) const { return s.hot[n / kChunkRows] + (n % kChunkRows) * size_t(layout_.row_bytes); }
+  static uint32_t& word(const Shard& s, uint32_t r) { return s.chunks[r / kChunkRows].words[r % kChunkRows]; }
+  // Whether a row can be one with this hash, as far as can be told without the file.
+  bool fits(const Shard& s, uint32_t r, uint64_t hash) const {
+    return !spills_ || (word(s, r) & Hot::kIs) || word(s, r) == Hot::print(hash);
+  }
   bool is_row(const char* p, uint64_t key) const { return key_of(p) == key && (peek<uint32_t>(p + Layout::kMeta) & Meta::kUsed); }
   float score(float shows, float clicks) const { return (shows - clicks) * o_.unclicked + clicks * o_.clicked; }
   uint32_t shard_of(uint64_t key) const { return uint32_t(key % o_.shards); }
@@ -122,10 +151,21 @@ class Table {
   void walk(Shard& s, const uint64_t* keys, const uint32_t* order, size_t count, F&& f);
   template <class F>
   void for_all_shards(F&& f);
+  void add_chunk(Shard& s);
+  void copy_rows(const Shard& s, const Chunk& c, uint32_t count, char* to) const;
   uint32_t add(Shard& s, uint64_t key, uint64_t hash);
   void remove(Shard& s, uint32_t r);
   void evict(Shard& s);
   void keep(Shard& s, uint32_t r);
+  template <bool kAdd>
+  void touch(Shard& s, uint32_t r);
+  void fetch(const Shard& s, uint32_t r) const;
+  uint32_t hot_limit(const Shard& s) const;
+  uint32_t take_slot(Shard& s);
+  void free_slot(Shard& s, uint32_t n) noexcept { s.free_slots.push_back(n); }  // there is room: `take_slot` reserves it
+  void cool(Shard& s);
+  void shrink(Shard& s, uint32_t limit);
+  void advise(const Chunk& c) const;
   void compact(Shard& s);
   void end_snapshot();
   std::shared_lock<std::shared_mutex> pushing();
@@ -141,9 +181,10 @@ class Table {
   const Options o_;
   const Layout layout_;
   const Rule first_rule_, rule_;
+  const bool spills_;
   uint32_t first_ = 0, num_ = 0;
   uint32_t max_live_ = 0;  // of one shard; 0: no bound
-  Units row_memory_, index_memory_;
+  Units row_memory_, index_memory_, hot_memory_, word_memory_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::shared_ptr<Workers> workers_;
   std::atomic<unsigned> requests_{0};

@@ -27,7 +27,7 @@ Options options(const std::string& kind, const std::string& folder) {
   o.log_removed = true;
   if (kind == "half") o.half = true, o.l2 = 0.01f, o.initial_range = 0.1f;
   if (kind == "evicting") o.max_rows = 12000;
-  if (kind == "spilling") o.spill = folder;
+  if (kind == "spilling") o.spill = folder, o.memory = 600 << 10;
   return o;
 }
 

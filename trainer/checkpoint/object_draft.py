@@ -66,7 +66,8 @@ class RemoteDraft:
         Raises:
             CheckpointError, ServerError, StoreError: it is not complete, and never will be.
         """
-        self._answers(PrepareHost(draft=self._name, num_bytes=tuple(client.save_bytes())))
+        since = None if base is None else base.since()
+        self._answers(PrepareHost(draft=self._name, num_bytes=tuple(client.save_bytes(since))))
 
         def collect() -> list[dict[str, list[Part]]]:
             answers = self._answers(UploadDraft(draft=self._name))
@@ -78,7 +79,7 @@ class RemoteDraft:
             collect,
             advance_day=advance_day,
             mark=mark,
-            since=None if base is None else base.since(),
+            since=since,
         )
         for name, table in saved.items():
             folder = f"sparse/{name}/{table_id(name):03d}"

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from paddlewheel.pserver import row_parts
 from paddlewheel.pserver.admin import table_statistics
 from paddlewheel.pserver.client import Client, Since
 from paddlewheel.pserver.config import TableConfig
@@ -122,6 +123,14 @@ def test_our_table_tells_of_itself_while_it_serves(tmp_path):
         assert set(client.pull_with_counts("t", keys).values_UW[:, 0].tolist()) == {0.0, -0.25}
         with pytest.raises(ServerError, match="no mark of-another is waiting to be saved"):
             client.save_marked(tmp_path / "saved", "of-another")
+        assert client.can_mark()
+        since = Since(client.mark(), {})
+        assert client.save_bytes(since) == (0,)
+        client.push("t", keys[:10], np.ones((10, 5), np.float32), ones[:10], 0 * ones[:10])
+        gone = table_statistics(host, int(port), "t").evicted - found.evicted
+        row_bytes = row_parts.row_type(tables["t"]).itemsize
+        assert client.save_bytes(since) == (10 * row_bytes + 8 * gone,), "room for what can have changed is enough"
+        assert client.save_bytes() == (sum(client.num_keys()["t"]) * row_bytes,)
 
 
 @pytest.mark.parametrize("num_servers", [1, 3])

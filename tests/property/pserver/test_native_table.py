@@ -92,7 +92,10 @@ class Tables(RuleBasedStateMachine):
 
     def fresh(self, shards):
         config = self.config.model_copy(update={"shards": shards})
-        return native.MemoryTable({**engine.options("t", config), "log_removed": True, "threads": 2})
+        options = {**engine.options("t", config), "log_removed": True, "threads": 2}
+        if self.config.spill is not None:
+            options["memory"] = 0  # the least that there is: 8 hot rows a shard
+        return native.MemoryTable(options)
 
     def teardown(self):
         if hasattr(self, "table"):

@@ -276,6 +276,43 @@ class TestErrors:
         with pytest.raises(NativeError, match="no file can be made"):
             make_table(spill=str(tmp_path / "none"))
 
+    def test_rows_on_disk_are_those_of_a_table_in_memory(self, make_table, tmp_path):
+        """Popular and other keys, while the index takes more and more of the memory."""
+        life = {"show_click_decay": 0.9, "delete_below_score": 1.5}
+        fields = {"width": 16, "shards": 2, "optimizer": {"rule": "adagrad"}, "lifecycle": life}
+        plain = make_table(**fields)
+        spilling = make_table({"memory": 1_400_000}, spill=str(tmp_path), **fields)
+        keys = (np.arange(1, 30_001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
+        rng = np.random.default_rng(1)
+        for step in range(40):
+            asked = np.unique(keys[: 750 * (step + 1)][(rng.zipf(1.3, 3000) * 7919) % (750 * (step + 1))])
+            asked = np.union1d(asked, keys[750 * step : 750 * (step + 1)])
+            values = pushed(len(asked), width=16)
+            values[:, 3:] = rng.normal(size=(len(asked), 17))
+            np.testing.assert_array_equal(spilling.pull(asked), plain.pull(asked))
+            for table in (plain, spilling):
+                table.push(asked, values)
+                if step == 20:
+                    table.mark("m")
+                if step == 30:
+                    table.end_day()
+        found = spilling.statistics()
+        assert found.rows == plain.statistics().rows > 15_000
+        assert found.row_bytes + found.index_bytes < 1_400_000 + 4 * (96 << 10), (
+            "a unit a shard is all that is too much"
+        )
+        assert found.row_bytes < found.rows * 96 / 2
+        folders = tmp_path / "plain", tmp_path / "spilling"
+        for table, folder in zip((plain, spilling), folders, strict=True):
+            folder.mkdir()
+            table.save("m", folder)
+        for part in ("part-000-00000", "part-000-00001"):
+            assert (folders[0] / part).read_bytes() == (folders[1] / part).read_bytes()
+        assert (spilling.get_rows(keys) == plain.get_rows(keys)).all()
+        spilling.end_day()
+        plain.end_day()
+        assert (spilling.get_rows(keys) == plain.get_rows(keys)).all()
+
     def test_a_full_disk_under_spilled_rows_is_an_error_and_nothing_is_lost(self, tmp_path):
         """In a process that may write files of 300 MiB only: the second region of 256 MiB does not fit."""
         code = f"""

@@ -131,7 +131,45 @@ def test_commands_read_through_a_chain_and_make_it_full(
     assert [rows_of(path) for path in paths[1:]] == expected[1:]
     assert told("prune", job.directory).split() == ["removed", str(paths[0]), "removed", str(paths[1])]
     assert rows_of(paths[2]) == expected[2]
-    assert "fetch" in told("compact", "s3://bucket/step-3", code=64)
+
+
+def test_one_in_a_store_is_made_full_in_its_place(
+    job: ChainedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = ObjectStore(f"file://{tmp_path}/store")
+    with store.sole_use():
+        addresses = []
+        for step in (1, 2, 3):
+            addresses.append(put_in_store(job, store, step, keep=9))
+            expected = job.rows()
+            job.table.mark(job.base.mark)  # to look has been a whole save
+            job.table.drop(job.base.mark)
+        assert run(["checkpoint", "compact", addresses[1]]) == 64
+        assert "step-3 leads on from it: compact that one first" in capsys.readouterr().err
+        before = store.manifest(addresses[2])
+        with pytest.raises(FileNotFoundError):
+            store.replace(addresses[2], lambda copy: copy / "nothing")
+        assert store.manifest(addresses[2]) == before
+        assert run(["checkpoint", "compact", addresses[2]]) == 0
+        assert store.manifest(addresses[2]).get("base") is None
+        store.verify(addresses[2])
+        with store.local_copy(addresses[2]) as copy:
+            assert rows_of(copy) == expected
+        assert len(list((tmp_path / "store" / "data").glob("*/.step-*"))) == 3, "the files of before are gone"
+        assert store.prune(1) == addresses[:2]
+        store.verify(addresses[2])
+        with pytest.raises(CheckpointError, match="taken over"):
+            put_in_store(job, store, 4, keep=9, full=True)
+
+
+def put_in_store(job: ChainedJob, store: ObjectStore, step: int, keep: int, *, full: bool = False) -> str:
+    """As hosts and coordinator do it; returns the checkpoint's address."""
+    draft, body = job.draft(step, full=full)
+    name = f".step-{step}-draft"
+    facts = {k: v for k, v in body.items() if k not in {"format", "step", "files"}}
+    sent = store.put(store.draft(name), {name: draft / name for name in body["files"]})
+    store.finish(store.draft(name), step, facts, sent)
+    return store.commit(name, step, keep)
 
 
 def test_chains_in_a_store(job: ChainedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,12 +178,7 @@ def test_chains_in_a_store(job: ChainedJob, tmp_path: Path, capsys: pytest.Captu
     with store.sole_use():
         addresses = []
         for step in (1, 2, 3, 4):
-            draft, body = job.draft(step, full=step == 3)
-            files = {name: draft / name for name in body["files"]}
-            name = f".step-{step}-draft"
-            facts = {k: v for k, v in body.items() if k not in {"format", "step", "files"}}
-            store.finish(store.draft(name), step, facts, store.put(store.draft(name), files))
-            addresses.append(store.commit(name, step, 1 if step == 4 else 9))
+            addresses.append(put_in_store(job, store, step, keep=1 if step == 4 else 9, full=step == 3))
             expected = job.rows()
             job.table.mark(job.base.mark)  # to look has been a whole save
             job.table.drop(job.base.mark)
@@ -158,6 +191,9 @@ def test_chains_in_a_store(job: ChainedJob, tmp_path: Path, capsys: pytest.Captu
         target = tmp_path / "copy" / "step-4"
         assert run(["checkpoint", "fetch", addresses[3], str(target)]) == 0
         assert (rows_of(target), manifest.read_manifest(target).get("base")) == (expected, None)
+        elsewhere = tmp_path / "compacted" / "step-4"
+        assert run(["checkpoint", "compact", addresses[3], str(elsewhere)]) == 0
+        assert rows_of(elsewhere) == expected
         aside = store.set_aside(addresses[3:])
         store.verify(f"{aside}/step-4")
         assert store.prune(1) == []
