@@ -16,7 +16,8 @@ def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, (str, dict, BaseModel)) else value
 
 
-Paths = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple, json_schema_input_type=str | tuple[str, ...])]
+"""A list of texts, or one text alone."""
 
 
 class LabelRule(_Section):
@@ -224,22 +225,28 @@ def _as_blocks(value: Any) -> Any:
 class DataConfig(_Section):
     """The `data` section of a job."""
 
-    train: Paths = ()
+    train: Names = ()
     """Training data: files, folders, globs, `s3://`, `gs://` or `hdfs://` addresses."""
 
-    eval: Paths = ()
+    eval: Names = ()
     """Evaluation data, as `train`."""
 
     batch_rows: int = Field(default=2048, ge=1, le=1 << 20)
     """Rows per trainer and step."""
 
-    labels: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(min_length=1)
+    labels: Annotated[
+        Annotated[tuple[str, ...], Field(min_length=1)],
+        BeforeValidator(_as_tuple, json_schema_input_type=str | Annotated[tuple[str, ...], Field(min_length=1)]),
+    ]
     """Label columns; the first is the click."""
 
     label_rule: LabelRule = LabelRule()
     """Which label values are positive."""
 
-    dense: Annotated[tuple[DenseBlock, ...], BeforeValidator(_as_blocks)] = ()
+    dense: Annotated[
+        tuple[DenseBlock, ...],
+        BeforeValidator(_as_blocks, json_schema_input_type=DenseBlock | tuple[DenseBlock, ...] | None),
+    ] = ()
     """Numeric columns: one block, or a list of blocks."""
 
     sparse: tuple[SparseFeature, ...] = ()
@@ -251,7 +258,7 @@ class DataConfig(_Section):
     group: str | None = None
     """Column (a user, a query) by which grouped metrics are computed."""
 
-    slice_metrics_by: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    slice_metrics_by: Names = ()
     """Columns for whose values evaluation also reports the metrics one by one. Read in evaluation only."""
 
     partitions: Literal["hive", "none"] = "hive"

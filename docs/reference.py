@@ -26,9 +26,9 @@ Schema = dict[str, Any]
 
 def job() -> str:
     """Every key of a job file, from its JSON schema: a section for each block, a row for each key."""
-    from paddlewheel.trainer.job.config import JobConfig
+    from paddlewheel.trainer.job.schema import job_schema
 
-    schema = JobConfig.model_json_schema()
+    schema = job_schema()
     lines = [
         "# Job file",
         "",

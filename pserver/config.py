@@ -7,7 +7,7 @@ import re
 import zlib
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 # 1, 2, 3, 4 and 6 servers share this number evenly: a checkpoint moves between those as it is. More shards make saves
 # slower: each is a file, and Paddle starts a shell for each (about 10 ms). Fewer leave cores of a server without work.
@@ -258,7 +258,9 @@ def check_table_name(name: str) -> str:
     return name
 
 
-TableName = Annotated[str, AfterValidator(check_table_name)]
+TableName = Annotated[
+    str, AfterValidator(check_table_name), WithJsonSchema({"type": "string", "pattern": f"^{_TABLE_NAME.pattern}$"})
+]
 Tables = dict[TableName, TableConfig]
 
 

@@ -220,7 +220,7 @@ class _Saboteur:
         elif self.again_at is None and status.attempt > 1 and step > status.checkpoint.step:
             self.again_at = time.time()
 
-    def note(self, level: str, text: str) -> None:
+    def note(self, level: str, text: str, at: float | None = None) -> None:
         Unfailing(sys.stderr).write(f"{level}: {text}\n")
 
     def close(self) -> None:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from typing_extensions import Self
 
@@ -27,6 +26,8 @@ from paddlewheel.deploy.bench.parity.lab import ParityError, Variant, execute
 from paddlewheel.trainer.job.config import JobConfig
 from paddlewheel.trainer.job.errors import ConfigError
 from paddlewheel.trainer.job.train import HIGHER_IS_BETTER, Metric
+from paddlewheel.trainer.models import own_module
+from paddlewheel.trainer.models.config import CustomModelConfig
 
 if TYPE_CHECKING:
     import optuna
@@ -196,7 +197,9 @@ def _check(search: Search) -> None:
         ends = entry.choices if isinstance(entry, Choices) else (entry.low, entry.high)
         for value in ends:
             whole = isinstance(value, float) and value.is_integer()
-            search.configured({key: int(value) if whole else value})
+            job = search.configured({key: int(value) if whole else value})
+            if isinstance(job.model, CustomModelConfig):
+                own_module.find(job.model)
 
 
 def _score(search: Search, values: Mapping[str, Any], seed: int, out: Path) -> float:
@@ -245,8 +248,7 @@ def write(search: Search, study: optuna.Study, out: Path) -> list[Path]:
     config = search.configured(values)
     top = finished[0]
     head = f"# {search.metric} {top.value:.5f} in trial {top.number}, the best of {len(finished)} that finished\n"
-    body = yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
-    best.write_text(head + body, encoding="utf-8")
+    best.write_text(head + config.to_yaml(short=True), encoding="utf-8")
     files = [table, best]
     with contextlib.suppress(ImportError):
         files.append(_plot(search, finished, keys, out / "trials.png"))
@@ -285,7 +287,7 @@ def _plot(search: Search, finished: Sequence[Any], keys: Sequence[str], path: Pa
     """The metric by trial, and against each key."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     columns = min(3, len(keys) + 1)
     rows = -(-(len(keys) + 1) // columns)
@@ -304,6 +306,7 @@ def _plot(search: Search, finished: Sequence[Any], keys: Sequence[str], path: Pa
     panels[0].plot([numbers[top]], [finished[0].value], "o", color="#d97706", ms=7, label="best trial")
     panels[0].step(numbers, best, where="post", color="#d97706", label="best so far")
     panels[0].set(xlabel="trial", ylabel=search.metric)
+    panels[0].xaxis.set_major_locator(MaxNLocator(6, integer=True))
     panels[0].legend(frameon=False)
     for axes, key in zip(panels[1:], keys, strict=False):
         entry = search.space[key]

@@ -1,8 +1,8 @@
 """Whether a job's dense part can be built, told before anything starts: `python -m
 paddlewheel.deploy.checks.model_check`.
 
-A process of its own builds the programs as a trainer would (same interpreter, same working directory, so the same
-module is found for a user's own model) and holds no parameters. The command that asks keeps its memory small, goes on
+A process of its own builds the programs as a trainer would (same interpreter, so the same module is found for a user's
+own model) and holds no parameters. The command that asks keeps its memory small, goes on
 looking at data meanwhile, and outlives whatever a user's own module does when it is imported.
 """
 

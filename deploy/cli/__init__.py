@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import sys
@@ -25,7 +26,7 @@ from cyclopts import App, CycloptsError
 from paddlewheel.deploy.cli.streams import give_up
 from paddlewheel.trainer.job.exit_codes import EX_TEMPFAIL, EX_USAGE, EXIT_INTERRUPTED
 
-_ANSWERS = {"job", "checkpoint", "deltas", "plot", "report", "status", "deploy", "doctor", "version"}
+_ANSWERS = {"job", "model", "checkpoint", "deltas", "plot", "report", "status", "deploy", "doctor", "version"}
 """Commands that print an answer and do nothing else for which a reader would be needed."""
 
 _OURS = {"paddlewheel"}
@@ -37,6 +38,7 @@ _COMMANDS = {
     "predict": ("paddlewheel.deploy.cli.predict:predict", "Score Parquet files with a trained model."),
     "data": ("paddlewheel.deploy.cli.data:app", "Prepare, generate and check data."),
     "job": ("paddlewheel.deploy.cli.job:app", "Look at a job file: its keys, its values, whether it can run."),
+    "model": ("paddlewheel.deploy.cli.model:app", "List the kinds of models, or look into a job's model."),
     "checkpoint": (
         "paddlewheel.deploy.cli.checkpoint:app",
         "Look at checkpoints, rewrite them, or ask a running job for one.",
@@ -64,8 +66,12 @@ _COMMANDS = {
 }
 
 
-def build_app() -> App:
-    """The command with all its sub-commands, none of them imported yet."""
+def build_app(asked: str | None = None) -> App:
+    """The command with all its sub-commands, none of them imported yet.
+
+    Args:
+        asked: the command that will run: its help is its docstring, not the summary of the list.
+    """
     app = App(
         name="paddlewheel",
         help="Train click-through-rate models with parameter servers and AllReduce trainers.",
@@ -76,7 +82,7 @@ def build_app() -> App:
         suppress_keyboard_interrupt=False,
     )
     for name, (where, summary) in _COMMANDS.items():
-        app.command(where, name=name, help=summary)
+        app.command(where, name=name, **({} if name == asked else {"help": summary}))
     return app
 
 
@@ -86,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
         if any("\ud800" <= letter <= "\udfff" for letter in argument):  # how Python carries bytes that are no UTF-8
             return _fail("usage", f"the argument {argument!r} is no UTF-8: rename what it names", EX_USAGE, arguments)
     try:
-        code = build_app()(list(arguments))
+        code = build_app(*arguments[:1])(list(arguments))
     except CycloptsError as error:
         words = " ".join(["paddlewheel", *(error.command_chain or ())])
         return _fail("usage", f"{error}\nTry: {words} --help", EX_USAGE, arguments)
@@ -135,12 +141,21 @@ def _lost_answer(error: OSError, arguments: Sequence[str]) -> int:
 
 
 def _fail(kind: str, message: str, code: int, arguments: Sequence[str]) -> int:
+    text = message.encode(errors="backslashreplace").decode()
     with contextlib.suppress(OSError):
-        print(f"paddlewheel: {message.encode(errors='backslashreplace').decode()}", file=sys.stderr)
+        if _logs_json(arguments):
+            print(json.dumps({"level": "error", "message": text, "kind": kind, "exit_code": code}), file=sys.stderr)
+        else:
+            print(f"paddlewheel: {text}", file=sys.stderr)
     if "--json" in arguments:
         with contextlib.suppress(OSError):
             print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": code}}))
     return code
+
+
+def _logs_json(arguments: Sequence[str]) -> bool:
+    """Whether standard error holds JSON objects alone: an error may come before the command line is understood."""
+    return "--log-format=json" in arguments or ("--log-format", "json") in itertools.pairwise(arguments)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, validators
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 JobFile = Annotated[Path, Parameter(help="The job file (YAML).")]
 
-Model = Annotated[str, Parameter(help="A job file, a checkpoint (its step-<n> folder, or s3://...), or a run folder.")]
+Model = Annotated[
+    str, Parameter(help="A job file, a checkpoint (its `step-<n>` folder, or s3://...), or a run folder.")
+]
 
 Checkpoint = Annotated[
     str | None,
-    Parameter(help="With a job file: a checkpoint (its step-<n> folder, or s3://...); by default the newest."),
+    Parameter(help="With a job file: a checkpoint (its `step-<n>` folder, or s3://...); by default the newest."),
 ]
 
 Overrides = Annotated[
@@ -55,6 +57,14 @@ Json = Annotated[
         negative=(),
         show_default=False,
         help="Print one JSON object for machines instead of text for people.",
+    ),
+]
+
+LogFormat = Annotated[
+    Literal["auto", "text", "json"],
+    Parameter(
+        help="What is written to standard error. auto: a bar on a terminal; elsewhere lines of text, or with --json "
+        "one JSON object a line. text, json: such lines in any case."
     ),
 ]
 
@@ -109,10 +119,13 @@ def find_model(
         ConfigError: the job cannot be used.
         CheckpointError: there is no trained model.
         OtherModelError: the checkpoint is of a job with another model or other features.
+        ModelError: the module of a user's own model is not there, or another one.
     """
     from paddlewheel.trainer.checkpoint.store import is_remote
     from paddlewheel.trainer.checkpoint.trained_model import open_model
     from paddlewheel.trainer.job.config import JobConfig
+    from paddlewheel.trainer.models import own_module
+    from paddlewheel.trainer.models.config import CustomModelConfig
 
     job = None if is_remote(model) or Path(model).is_dir() else JobConfig.load(model, overrides)
     with _local(checkpoint or (model if job is None else job.checkpoint_location)) as path:
@@ -121,6 +134,8 @@ def find_model(
             job = JobConfig.from_settings(trained.settings, overrides, str(trained.path))
         else:
             check_same(job, trained.settings, str(trained.path), typed=trained.inputs is None)
+        if isinstance(job.model, CustomModelConfig):
+            own_module.find(job.model)
         yield job, trained
 
 
@@ -159,11 +174,15 @@ def check_same(
 
     Raises:
         OtherModelError: a value differs that the model depends on.
+        ModelError: the file of a user's own model has changed.
     """
     from paddlewheel.trainer.coordinator.resume import differences, without_types
+    from paddlewheel.trainer.models import own_module
 
     before: Mapping[str, Any] = trained
     now: Mapping[str, Any] = job.model_dump(mode="json")
+    own_module.check_same_file(before["model"], now["model"])
+    before, now = ({**job, "model": own_module.without_place(job["model"])} for job in (before, now))
     if not typed:
         before, now = without_types(before), without_types(now)
     features = ("labels", "dense", "sparse")

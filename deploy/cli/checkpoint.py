@@ -21,11 +21,11 @@ app = App(name="checkpoint", help="Look at checkpoints, rewrite them, or ask a r
 Location = Annotated[
     str,
     Parameter(
-        help="Where checkpoints are (`checkpoint.directory` of the job: a folder, s3://...), or one step-<n> in it."
+        help="Where checkpoints are (`checkpoint.directory` of the job: a folder, s3://...), or one `step-<n>` in it."
     ),
 ]
-Address = Annotated[str, Parameter(help="A checkpoint: its step-<n> folder, or s3://.../step-<n>.")]
-Folder = Annotated[Path, Parameter(help="A checkpoint (its step-<n> folder).")]
+Address = Annotated[str, Parameter(help="A checkpoint: its `step-<n>` folder, or `s3://.../step-<n>`.")]
+Folder = Annotated[Path, Parameter(help="A checkpoint (its `step-<n>` folder).")]
 
 
 class CheckpointFailedError(RuntimeError):
@@ -122,7 +122,7 @@ def prune(
 @app.command
 def reshard(
     source: Folder,
-    target: Annotated[Path, Parameter(help="The new checkpoint's folder: step-<n> of the same step, not there yet.")],
+    target: Annotated[Path, Parameter(help="The new checkpoint's folder: `step-<n>` of the same step, not there yet.")],
     *,
     shards: Annotated[int, Parameter(help="Shards of every table; a multiple of the number of servers.")],
     json: Json = False,
@@ -140,7 +140,7 @@ def compact(
     source: Address,
     target: Annotated[
         Path | None,
-        Parameter(help="The full checkpoint's folder: step-<n> of the same step, not there yet. Default: in place."),
+        Parameter(help="The full checkpoint's folder: `step-<n>` of the same step, not there yet. Default: in place."),
     ] = None,
     *,
     json: Json = False,
@@ -175,7 +175,7 @@ def compact(
 @app.command
 def fetch(
     address: Address,
-    target: Annotated[Path, Parameter(help="The copy's folder: step-<n> of the same step, not there yet.")],
+    target: Annotated[Path, Parameter(help="The copy's folder: `step-<n>` of the same step, not there yet.")],
 ) -> None:
     """Copy a checkpoint out of an object store into a folder, verified: what needs a folder can use it then.
 

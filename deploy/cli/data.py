@@ -352,8 +352,8 @@ def csv(
     paths
         Source files or folders, then the output folder.
     schema
-        Columns and types, such as 'click:int8, user:int64, tags:list<string>'. Types: int8 to int64, uint64, float32,
-        float64, bool, string, date, timestamp, hex, and list<...> of these.
+        Columns and types, such as `click:int8, user:int64, tags:list<string>`. Types: int8 to int64, uint64, float32,
+        float64, bool, string, date, timestamp, hex, and `list<...>` of these.
     delimiter
         The character between fields; a tab may be written as in C.
     header

@@ -80,6 +80,7 @@ def k8s(
     """
     from paddlewheel.deploy.kubernetes import KubernetesOptions, render, to_yaml, write_folder
     from paddlewheel.trainer.job.config import JobConfig
+    from paddlewheel.trainer.models.config import CustomModelConfig
 
     options = KubernetesOptions(
         image=image,
@@ -107,7 +108,11 @@ def k8s(
         priority_class=priority_class,
         retries=retries,
     )
-    objects = render(JobConfig.load(job, overrides), options)
+    config = JobConfig.load(job, overrides)
+    if isinstance(config.model, CustomModelConfig) and config.model.folder == str(job.parent.absolute()):
+        # beside the job file there, too
+        config = config.model_copy(update={"model": config.model.model_copy(update={"folder": None})})
+    objects = render(config, options)
     if out is None:
         print(to_yaml(objects), end="")
         return

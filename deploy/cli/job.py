@@ -12,9 +12,9 @@ app = App(name="job", help="Look at a job file: its keys, its values, whether it
 @app.command
 def schema() -> None:
     """Print the JSON schema of a job file, with the meaning and unit of every key, for editors and people."""
-    from paddlewheel.trainer.job.config import JobConfig
+    from paddlewheel.trainer.job.schema import job_schema
 
-    print(json_module.dumps(JobConfig.model_json_schema(), indent=2, ensure_ascii=False))
+    print(json_module.dumps(job_schema(), indent=2, ensure_ascii=False))
 
 
 @app.command

@@ -54,7 +54,7 @@ def predict(
 ) -> None:
     """Score Parquet files: from an export, from a checkpoint (local servers are started), or from running servers.
 
-    The output has a row for every row read, in their order: the chosen columns, and score_<label>, a probability, for
+    The output has a row for every row read, in their order: the chosen columns, and `score_<label>`, a probability, for
     each label. Label columns need not be there. Rows that cannot be scored follow data.on_bad_row: `skip` and
     `quarantine` leave their scores null and say why in the column `problem`.
 

@@ -67,7 +67,7 @@ def coordinator(
     restore: Annotated[
         str | None,
         Parameter(
-            help="Checkpoint (its step-<n> folder, or s3://...) to begin with; those after it are put aside. Started "
+            help="Checkpoint (its `step-<n>` folder, or s3://...) to begin with; those after it are put aside. Started "
             "again with it, the job goes on from what it has committed since."
         ),
     ] = None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from paddlewheel.deploy.cli.arguments import Json, answer, check_host_and_port
+from paddlewheel.deploy.cli.arguments import Json, LogFormat, answer, check_host_and_port
 
 if TYPE_CHECKING:
     from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
@@ -31,22 +31,21 @@ def status(
     watch: Annotated[
         bool, Parameter(negative=(), help="Go on until the job is over; a bar on a terminal, else log lines.")
     ] = False,
+    log_format: LogFormat = "auto",
     json: Json = False,
 ) -> int:
     """Show what a running job is doing: phase, progress, and every role's state.
 
     Exit code 0; with --watch that of the job; 75 when nobody answers.
     """
-    return asyncio.run(_watch(address) if watch else _show(address, json=json))
+    return asyncio.run(_watch(address, log_format, json=json) if watch else _show(address, json=json))
 
 
 async def _show(address: str, *, json: bool) -> int:
     import grpc
-    from google.protobuf.json_format import MessageToDict
 
     from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
     from paddlewheel.trainer.coordinator import coordinator_pb2_grpc as pb_grpc
-    from paddlewheel.trainer.coordinator import wire
     from paddlewheel.trainer.coordinator.security import Security
 
     security = Security.from_environment()
@@ -56,21 +55,29 @@ async def _show(address: str, *, json: bool) -> int:
             found = await stub.GetStatus(pb.StatusRequest(), metadata=security.metadata, timeout=_ANSWER_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise _unreachable(address, error) from None
-    if json:
-        data: dict[str, Any] = MessageToDict(found, preserving_proto_field_name=True)
-        for member in data.get("members", ()):
-            member.pop("progress", None)
-        if found.HasField("progress"):
-            data["progress"] = wire.plain(found.progress)
-        if found.HasField("result"):
-            data["result"] = wire.plain(found.result)["figures"]
-        answer(data, json=True, text=str)
-    else:
-        answer(None, json=False, text=lambda: "\n".join(_lines(found)))
+    _answer(found, json=json)
     return 0
 
 
-async def _watch(address: str) -> int:
+def _answer(found: "pb.JobStatus", *, json: bool) -> None:
+    from google.protobuf.json_format import MessageToDict
+
+    from paddlewheel.trainer.coordinator import wire
+
+    if not json:
+        answer(None, json=False, text=lambda: "\n".join(_lines(found)))
+        return
+    data: dict[str, Any] = MessageToDict(found, preserving_proto_field_name=True)
+    for member in data.get("members", ()):
+        member.pop("progress", None)
+    if found.HasField("progress"):
+        data["progress"] = wire.plain(found.progress)
+    if found.HasField("result"):
+        data["result"] = wire.plain(found.result)["figures"]
+    answer(data, json=True, text=str)
+
+
+async def _watch(address: str, log_format: LogFormat, *, json: bool) -> int:
     import grpc
 
     from paddlewheel.deploy.launch.display import choose_display
@@ -85,12 +92,12 @@ async def _watch(address: str) -> int:
         async with security.channel(address) as channel:
             stub = pb_grpc.CoordinatorStub(channel)
             async for last in stub.WatchStatus(pb.StatusRequest(min_interval_seconds=0.5), metadata=security.metadata):
-                display = display or choose_display()
+                display = display or choose_display(log_format=log_format, for_machines=json)
                 for entry in last.entries:
                     if entry.number > seen:
                         seen = entry.number
                         if entry.level != "debug":
-                            display.note(entry.level, entry.text)
+                            display.note(entry.level, entry.text, entry.time_seconds)
                 display.update(last)
     except grpc.aio.AioRpcError as error:
         if last is None or not last.over:
@@ -100,7 +107,7 @@ async def _watch(address: str) -> int:
             display.close()
     if last is None or not last.over:
         raise NoCoordinatorError(f"the coordinator at {address} went away before the job was over")
-    answer(None, json=False, text=lambda: "\n".join(_lines(last)))
+    _answer(last, json=json)
     return int(last.outcome.exit_code)
 
 
@@ -113,7 +120,7 @@ def _lines(found: "pb.JobStatus") -> Iterator[str]:
     from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 
     attempt = f", attempt {found.attempt}" if found.attempt > 1 else ""
-    yield f"{found.name} ({found.mode}): {found.phase} for {duration(found.elapsed_seconds)}{attempt}"
+    yield f"{found.name} ({found.mode}): {found.phase.replace('_', ' ')} for {duration(found.elapsed_seconds)}{attempt}"
     told = progress_of(found)
     if told is not None and told.total_rows:
         rate = f"{told.rows_per_second:,.0f} rows/s" if told.rows_per_second else "no rate yet"

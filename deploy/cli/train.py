@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from paddlewheel.deploy.cli.arguments import AnswerLostError, JobFile, Json, Overrides, answer, check_same, say
+from paddlewheel.deploy.cli.arguments import (
+    AnswerLostError,
+    JobFile,
+    Json,
+    LogFormat,
+    Overrides,
+    answer,
+    check_same,
+)
 
 if TYPE_CHECKING:
     from paddlewheel.deploy.launch.hosts import HostsConfig
@@ -35,6 +43,7 @@ def train(
         bool, Parameter(negative=(), help="With --hosts: print what to type on each machine, and start nothing.")
     ] = False,
     overrides: Overrides = (),
+    log_format: LogFormat = "auto",
     json: Json = False,
 ) -> int:
     """Train a job: coordinator, servers and trainers, with progress, checkpoints and an evaluation.
@@ -61,7 +70,7 @@ def train(
         if print_commands:
             print(commands_of(config, job, placed, overrides))
             return 0
-    return _run(config, "train", None, choice, hosts=placed, json=json)
+    return _run(config, "train", None, choice, hosts=placed, log_format=log_format, json=json)
 
 
 class ResumeChoiceError(ValueError):
@@ -72,9 +81,11 @@ def evaluate(
     job: JobFile,
     *,
     checkpoint: Annotated[
-        str | None, Parameter(help="A checkpoint (its step-<n> folder, or s3://...); by default the job's newest one.")
+        str | None,
+        Parameter(help="A checkpoint (its `step-<n>` folder, or s3://...); by default the job's newest one."),
     ] = None,
     overrides: Overrides = (),
+    log_format: LogFormat = "auto",
     json: Json = False,
 ) -> int:
     """Evaluate a checkpoint of a job on `data.eval`: AUC, logloss and calibration over all trainers."""
@@ -102,7 +113,7 @@ def evaluate(
     typed = inputs_of(manifest, found) is None
     trained = manifest.get("settings") or kept.cursor(found)["job"]
     check_same(config, trained, found, typed=typed, shapes_alone=True)
-    return _run(config, "evaluate", found, "auto", json=json)
+    return _run(config, "evaluate", found, "auto", log_format=log_format, json=json)
 
 
 def _run(
@@ -112,17 +123,23 @@ def _run(
     resume: Literal["auto", "always", "never"],
     *,
     hosts: "HostsConfig | None" = None,
+    log_format: LogFormat = "auto",
     json: bool,
 ) -> int:
     from paddlewheel.deploy.checks import preflight
+    from paddlewheel.deploy.launch.display import choose_display
     from paddlewheel.deploy.launch.launcher import run_local
 
     found = preflight.check(job, mode, here=hosts is None, restore=restore, resume=resume)
-    for warning in found.warnings:
-        say(f"warning: {warning}")
-    outcome = run_local(job, mode, restore=restore, resume=resume, hosts=hosts)
+    display = choose_display(log_format=log_format, for_machines=json)
+    try:
+        for warning in found.warnings:
+            display.note("warning", warning)
+        outcome = run_local(job, mode, restore=restore, resume=resume, display=display, hosts=hosts)
+    finally:
+        display.close()
     try:
         answer(outcome.to_json(), json=json, text=outcome.summary)
     except AnswerLostError as error:
-        say(f"paddlewheel: {error}; it is in {outcome.run_dir}")
+        display.note("error", f"{error}; it is in {outcome.run_dir}")
     return outcome.exit_code

@@ -1,14 +1,15 @@
-"""What a person sees of a running job on standard error: a bar on a terminal, structured log lines elsewhere."""
+"""What is seen of a running job on standard error: a bar on a terminal, lines of text or JSON elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 import time
-from typing import Protocol, TextIO, cast
+from datetime import datetime, timezone
+from typing import Any, Literal, Protocol, TextIO, cast
 
-import structlog
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
@@ -18,8 +19,7 @@ from paddlewheel.trainer.coordinator import wire
 from paddlewheel.trainer.protocol.messages import Progress as TrainerProgress
 
 _SECONDS_BETWEEN_LINES = 5.0
-_LOGGED = ("epoch", "step", "rows", "total_rows", "rows_per_second", "loss", "auc", "seconds_left", "bad_steps")
-"""Fields of a progress event that log lines show."""
+_WIDEST_BAR, _NARROWEST_BAR = 24, 8
 _STYLES = {"warning": "yellow", "error": "bold red"}
 
 
@@ -66,19 +66,33 @@ class Display(Protocol):
     def update(self, status: pb.JobStatus) -> None:
         """Shows where the job stands now."""
 
-    def note(self, level: str, text: str) -> None:
-        """Shows one remark about it."""
+    def note(self, level: str, text: str, at: float | None = None) -> None:
+        """Shows one remark about it, made at this Unix time; None: now."""
 
     def close(self) -> None:
         """Gives the terminal back."""
 
 
-def choose_display(stream: TextIO | None = None) -> Display:
-    """A bar if the stream (standard error by default) is a terminal, else log lines."""
+LogFormat = Literal["auto", "text", "json"]
+
+
+def choose_display(
+    stream: TextIO | None = None, log_format: LogFormat = "auto", *, for_machines: bool = False
+) -> Display:
+    """How a job is shown on the stream, standard error by default.
+
+    Args:
+        stream: where to.
+        log_format: `auto`: a bar on a terminal, lines elsewhere; `text`, `json`: such lines in any case.
+        for_machines: whether the lines of `auto` are JSON.
+    """
     out: TextIO = stream or sys.stderr
     is_terminal = out.isatty()
     out = cast("TextIO", Unfailing(out))
-    return TerminalDisplay(out) if is_terminal else LogDisplay(out)
+    if log_format == "auto" and is_terminal:
+        return TerminalDisplay(out)
+    is_json = log_format == "json" or (log_format == "auto" and for_machines)
+    return JsonDisplay(out) if is_json else TextDisplay(out)
 
 
 def duration(seconds: float | None) -> str:
@@ -97,19 +111,33 @@ def progress_of(status: pb.JobStatus) -> TrainerProgress | None:
     return wire.read(status.progress, TrainerProgress) if status.HasField("progress") else None
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def phase_of(status: pb.JobStatus, told: TrainerProgress | None) -> str:
+    """The job's phase, and while it runs what trainer 0 is doing."""
+    if status.phase != "running" or told is None:
+        return status.phase.replace("_", " ")
+    return "training" if status.mode == "train" else "evaluating"
 
 
-def _facts(told: TrainerProgress) -> str:
-    parts = [f"{_number(told.rows_per_second, ',.0f')} rows/s", f"loss {_number(told.loss, '.4f')}"]
+def _facts(told: TrainerProgress, width: int | None = None) -> str:
+    """What trainer 0 tells of its progress; with a width, as much as that many letters hold."""
+    parts: dict[str, str] = {}
+    if told.total_rows:
+        parts["rows"] = f"{told.rows:,} of {told.total_rows:,} rows"
+    if told.rows_per_second is not None:
+        parts["rate"] = f"{told.rows_per_second:,.0f} rows/s"
+    if told.loss is not None:
+        parts["loss"] = f"loss {told.loss:.4f}"
     if told.auc is not None:
-        parts.append(f"AUC {told.auc:.4f}")
+        parts["auc"] = f"AUC {told.auc:.4f}"
     if told.bad_steps:
-        parts.append(f"{told.bad_steps} bad steps")
+        parts["bad"] = f"{told.bad_steps} bad steps"
     if told.seconds_left is not None:
-        parts.append(f"{duration(told.seconds_left)} left")
-    return "  ".join(parts)
+        parts["left"] = f"{duration(told.seconds_left)} left"
+    for least in ("rows", "auc", "loss", "rate", "bad", "left"):
+        if width is None or len("  ".join(parts.values())) <= width:
+            break
+        parts.pop(least, None)
+    return "  ".join(parts.values())
 
 
 class TerminalDisplay:
@@ -117,10 +145,11 @@ class TerminalDisplay:
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream)
+        self._bar = BarColumn(bar_width=_WIDEST_BAR)
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            self._bar,
             TaskProgressColumn(),
             TextColumn("{task.fields[facts]}"),
             console=self._console,
@@ -131,20 +160,20 @@ class TerminalDisplay:
 
     def update(self, status: pb.JobStatus) -> None:
         """Moves the bar."""
-        told, phase = progress_of(status), status.phase
-        if told is None:
-            self._progress.update(self._task, description=phase, completed=0, total=None, facts="")
-            return
-        if phase == "running":
-            phase = "training" if status.mode == "train" else "evaluating"
-        rows, total = told.rows, told.total_rows
-        facts = f"{rows:,} of {total:,} rows  {_facts(told)}" if total else ""
+        told = progress_of(status)
+        phase = phase_of(status, told)
+        rows, total = (told.rows, told.total_rows) if told is not None else (0, 0)
+        width = self._console.width
+        self._bar.bar_width = _WIDEST_BAR if width >= 100 else _NARROWEST_BAR
+        # a spinner, the phase, the bar, a percentage, and a blank between each
+        left = width - 1 - 1 - len(phase) - 1 - self._bar.bar_width - 1 - 4 - 1
+        facts = _facts(told, left) if told is not None and total else ""
         self._progress.update(self._task, description=phase, completed=rows, total=total or None, facts=facts)
 
-    def note(self, level: str, text: str) -> None:
+    def note(self, level: str, text: str, at: float | None = None) -> None:
         """Prints above the bar."""
         style = _STYLES.get(level)
-        clock = time.strftime("%H:%M:%S")
+        clock = time.strftime("%H:%M:%S", time.localtime(at))
         self._console.print(
             f"[dim]{clock}[/] " + (f"[{style}]{escape(text)}[/]" if style else escape(text)), highlight=False
         )
@@ -154,24 +183,16 @@ class TerminalDisplay:
         self._progress.stop()
 
 
-class LogDisplay:
-    """One JSON object a line; progress at most every few seconds."""
+class _Lines:
+    """A line for each remark, and for progress at most every few seconds."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._log = structlog.wrap_logger(
-            structlog.PrintLogger(stream),
-            processors=[
-                structlog.processors.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                structlog.processors.EventRenamer("message"),
-                structlog.processors.JSONRenderer(),
-            ],
-        )
+        self._stream = stream
         self._shown_at = -_SECONDS_BETWEEN_LINES
         self._shown: TrainerProgress | None = None
 
     def update(self, status: pb.JobStatus) -> None:
-        """Logs progress if it is new and the last line old enough."""
+        """Tells progress if it is new and the last line old enough."""
         now = time.monotonic()
         if now - self._shown_at < _SECONDS_BETWEEN_LINES:
             return
@@ -179,14 +200,53 @@ class LogDisplay:
         if told is None or told == self._shown:
             return
         self._shown, self._shown_at = told, now
-        figures = told.model_dump(include=set(_LOGGED))
-        shown = {name: figures[name] for name in _LOGGED if figures[name] is not None}
-        rounded = {key: round(value, 5) if isinstance(value, float) else value for key, value in shown.items()}
-        self._log.info("progress", job=status.name, **rounded)
+        self._progress(status, told)
 
-    def note(self, level: str, text: str) -> None:
-        """Logs the remark."""
-        getattr(self._log, level if level in {"debug", "info", "warning", "error"} else "info")(text)
+    def note(self, level: str, text: str, at: float | None = None) -> None:
+        """Tells the remark."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Nothing to give back."""
+
+    def _progress(self, status: pb.JobStatus, told: TrainerProgress) -> None:
+        raise NotImplementedError
+
+    def _write(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+class TextDisplay(_Lines):
+    """Lines for people: time of day, level where it is none of the usual, text."""
+
+    def note(self, level: str, text: str, at: float | None = None) -> None:
+        """Tells the remark."""
+        clock = time.strftime("%H:%M:%S", time.localtime(at))
+        self._write(f"{clock} {f'{level}: ' if level in _STYLES else ''}{text}")
+
+    def _progress(self, status: pb.JobStatus, told: TrainerProgress) -> None:
+        self.note("info", f"{phase_of(status, told)}  {_facts(told)}")
+
+
+_SHOWN = ("epoch", "step", "rows", "total_rows", "rows_per_second", "loss", "auc", "seconds_left", "bad_steps")
+"""Fields of a progress event that log lines show."""
+
+
+class JsonDisplay(_Lines):
+    """One JSON object a line, as the roles' own logs."""
+
+    def note(self, level: str, text: str, at: float | None = None) -> None:
+        """Tells the remark."""
+        self._tell(level, text, at)
+
+    def _progress(self, status: pb.JobStatus, told: TrainerProgress) -> None:
+        figures = told.model_dump(include=set(_SHOWN))
+        shown = {name: figures[name] for name in _SHOWN if figures[name] is not None}
+        rounded = {key: round(value, 5) if isinstance(value, float) else value for key, value in shown.items()}
+        self._tell("info", "progress", None, job=status.name, **rounded)
+
+    def _tell(self, level: str, message: str, at: float | None, **facts: Any) -> None:
+        moment = datetime.fromtimestamp(time.time() if at is None else at, timezone.utc)
+        stamp = moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        self._write(json.dumps({**facts, "level": level, "timestamp": stamp, "message": message}))

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from paddlewheel.trainer.telemetry.catalogue import JOB_PHASES
+
 _J = 'job_name=~"$job_name"'
 _WIDTH = 24  # columns of Grafana's grid
 
@@ -30,19 +32,21 @@ class Panel:
         title: what it shows.
         queries: one or more.
         unit: Grafana's name of the unit (short, bytes, s, percentunit, ops, rowsps is not one).
-        kind: a chart over time, or the last value as a figure.
+        kind: a chart over time, the last value as a figure, or which of some states was when.
         width: columns of 24.
         stacked: areas on top of each other.
         help: what a reader should know, shown as the panel's description.
+        states: names of the values 0, 1, ... of a state timeline.
     """
 
     title: str
     queries: tuple[Query, ...]
     unit: str = "short"
-    kind: Literal["timeseries", "stat"] = "timeseries"
+    kind: Literal["timeseries", "stat", "state-timeline"] = "timeseries"
     width: int = 12
     stacked: bool = False
     help: str = ""
+    states: tuple[str, ...] = ()
 
     def queries_for(self, job_name: str, rate_interval: str) -> list[Query]:
         """The queries with the variables filled in."""
@@ -84,6 +88,16 @@ _PHASE_SHARE = _q(
 )
 
 
+_PHASE = _q(
+    "sum by (job_name) ("
+    + " or ".join(f'{number} * paddlewheel_job_phase{{JOB, phase="{name}"}}' for number, name in enumerate(JOB_PHASES))
+    + ")",
+    "{{job_name}}",
+)
+"""The number of the phase that a job is in."""
+_PHASES = Panel("Phase", (_PHASE,), kind="state-timeline", states=JOB_PHASES)
+
+
 def _quantiles(metric: str, by: str = "") -> tuple[Query, ...]:
     labels = f"le, {by}" if by else "le"
     suffix = f" {{{{{by}}}}}" if by else ""
@@ -114,7 +128,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
                 "sum(paddlewheel_job_members{JOB}) / sum(paddlewheel_job_members_expected{JOB})",
                 "percentunit",
             ),
-            _stat("Checkpoint age", "max(paddlewheel_job_checkpoint_age_seconds{JOB})", "s"),
+            _stat("Checkpoint age", "time() - max(paddlewheel_job_checkpoint_timestamp_seconds{JOB})", "s"),
             _stat("Restarts", "sum(paddlewheel_job_restarts_total{JOB})"),
             _chart(
                 "Rows per second",
@@ -124,7 +138,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
             _chart("Loss", _q("avg by (job_name) (paddlewheel_trainer_loss{JOB})", "{{job_name}}"), unit="none"),
             _chart("AUC of recent rows", _q("paddlewheel_trainer_auc{JOB}", "trainer {{rank}}"), unit="none"),
             _chart("Share of the step", _PHASE_SHARE, unit="percentunit", stacked=True),
-            _chart("Phase", _q("paddlewheel_job_phase{JOB} == 1", "{{phase}}"), text="1 for the phase the job is in."),
+            _PHASES,
             _chart(
                 "Memory",
                 _q("sum by (role) (paddlewheel_agent_worker_memory_bytes{JOB})", "{{role}}s"),
@@ -201,7 +215,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
                 "Time until the memory limit",
                 _q('paddlewheel_agent_memory_limit_seconds{JOB, role="pserver"} < +Inf', "server {{rank}}"),
                 unit="s",
-                text="At the growth of the last ten minutes; nothing while a server does not grow.",
+                text="At the growth of the last ten minutes; nothing while a server does not grow steadily.",
             ),
             _chart(
                 "Memory",
@@ -330,7 +344,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
             _stat("Took", "max(paddlewheel_job_checkpoint_duration_seconds{JOB})", "s"),
             _chart(
                 "Checkpoint age",
-                _q("paddlewheel_job_checkpoint_age_seconds{JOB}", "age"),
+                _q("time() - paddlewheel_job_checkpoint_timestamp_seconds{JOB}", "age"),
                 _q("paddlewheel_job_checkpoint_interval_seconds{JOB} > 0", "interval asked for"),
                 unit="s",
                 text="The work that is at stake.",
@@ -339,16 +353,22 @@ DASHBOARDS: tuple[Dashboard, ...] = (
             _chart(
                 "Position", _q("paddlewheel_job_rows{JOB}", "rows"), text="Falls back to the checkpoint on a restart."
             ),
-            _chart("Phase", _q("paddlewheel_job_phase{JOB} == 1", "{{phase}}")),
+            _PHASES,
             _chart("Roles", _q("paddlewheel_job_members{JOB}", "{{member_role}}s")),
-            _chart("Silence", _q("paddlewheel_job_heartbeat_age_seconds{JOB}", "longest"), unit="s"),
+            _chart(
+                "Silence", _q("time() - (paddlewheel_job_heartbeat_timestamp_seconds{JOB} > 0)", "longest"), unit="s"
+            ),
             _chart(
                 "Workers that failed",
                 _q("sum by (role, reason) (paddlewheel_agent_worker_failures_total{JOB})", "{{role}}: {{reason}}"),
             ),
             _chart(
                 "Seconds since the slowest trainer moved",
-                _q("paddlewheel_job_progress_age_seconds{JOB}", "age"),
+                _q(
+                    "(time() - (paddlewheel_job_progress_timestamp_seconds{JOB} > 0)) "
+                    'and on (job_name) (paddlewheel_job_phase{JOB, phase="running"} == 1)',
+                    "age",
+                ),
                 unit="s",
             ),
         ),
@@ -413,9 +433,30 @@ def _places(panels: tuple[Panel, ...]) -> Iterator[dict[str, int]]:
         x += panel.width
 
 
+STATE_COLOURS = ("#6b7280", "#e0862b", "#f2b705", "#2b9a66", "#8e4ec6", "#3b82c4", "#c2344b", "#0f766e")
+"""Of the states of a timeline, in order."""
+
+
+def _appearance(panel: Panel) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Defaults of a panel's fields, and its options."""
+    legend = {"displayMode": "list", "placement": "bottom"}
+    tooltip = {"mode": "multi", "sort": "desc"}
+    if panel.kind == "stat":
+        return {}, {"reduceOptions": {"calcs": ["lastNotNull"]}, "graphMode": "none", "colorMode": "none"}
+    if panel.kind == "state-timeline":
+        names = {
+            str(number): {"text": name, "index": number, "color": colour}
+            for number, (name, colour) in enumerate(zip(panel.states, itertools.cycle(STATE_COLOURS), strict=False))
+        }
+        fields = {"mappings": [{"type": "value", "options": names}], "custom": {"fillOpacity": 80, "lineWidth": 0}}
+        return fields, {"mergeValues": True, "showValue": "auto", "legend": legend, "tooltip": {"mode": "single"}}
+    custom = {"fillOpacity": 25, "stacking": {"mode": "normal"}} if panel.stacked else {"fillOpacity": 0}
+    return {"custom": {"lineWidth": 1, "showPoints": "never", **custom}}, {"legend": legend, "tooltip": tooltip}
+
+
 def _to_grafana(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
     source = {"type": "prometheus", "uid": "${datasource}"}
-    custom = {"fillOpacity": 25, "stacking": {"mode": "normal"}} if panel.stacked else {"fillOpacity": 0}
+    fields, options = _appearance(panel)
     return {
         "id": number,
         "type": panel.kind,
@@ -424,18 +465,10 @@ def _to_grafana(panel: Panel, number: int, place: dict[str, int]) -> dict[str, A
         "gridPos": place,
         "datasource": source,
         "fieldConfig": {
-            "defaults": {
-                "unit": panel.unit,
-                **({"custom": {"lineWidth": 1, "showPoints": "never", **custom}} if panel.kind == "timeseries" else {}),
-            },
+            "defaults": {"unit": panel.unit, **fields},
             "overrides": [],
         },
-        "options": {
-            "legend": {"displayMode": "list", "placement": "bottom"},
-            "tooltip": {"mode": "multi", "sort": "desc"},
-        }
-        if panel.kind == "timeseries"
-        else {"reduceOptions": {"calcs": ["lastNotNull"]}, "graphMode": "none", "colorMode": "none"},
+        "options": options,
         "targets": [
             {
                 "refId": chr(ord("A") + i),

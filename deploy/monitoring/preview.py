@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddlewheel.deploy.monitoring.dashboards import DASHBOARDS, Dashboard, Panel
+from paddlewheel.deploy.monitoring.dashboards import DASHBOARDS, STATE_COLOURS, Dashboard, Panel
 
 _COLOURS = ("#3b82c4", "#e0862b", "#2b9a66", "#8e4ec6", "#c2344b", "#6b7280", "#0f766e", "#b45309")
 _NUM_STEPS = 120
@@ -63,7 +63,7 @@ class Prometheus:
 
     def range(self, panel: Panel, job: str, start: float, end: float, rate_interval: str) -> list[Curve]:
         """The panel's curves."""
-        step = max((end - start) / _NUM_STEPS, 1.0)
+        step = _step(start, end)
         curves = []
         for query in panel.queries_for(job, rate_interval):
             data = self.get("/api/v1/query_range", query=query.expression, start=start, end=end, step=step)
@@ -88,7 +88,12 @@ def render(
         parts.append(f"<h1>{html.escape(dashboard.title)}: {html.escape(job)}</h1><div class=grid>")
         for panel in dashboard.panels:
             curves = prometheus.range(panel, job, start, end, rate_interval)
-            body = _stat(panel, curves) if panel.kind == "stat" else _chart(panel, curves, start, end)
+            if panel.kind == "stat":
+                body = _stat(panel, curves)
+            elif panel.kind == "state-timeline":
+                body = _timeline(panel, curves, start, end)
+            else:
+                body = _chart(panel, curves, start, end)
             parts.append(
                 f'<div class="panel {panel.kind}" style="grid-column: span {panel.width}">'
                 f"<h2>{html.escape(panel.title)}</h2>{body}</div>"
@@ -128,8 +133,8 @@ def _chart(panel: Panel, curves: list[Curve], start: float, end: float) -> str:
         return f"{x:.1f},{y:.1f}"
 
     parts = [f'<svg viewBox="0 0 {width:.0f} {height:.0f}" preserveAspectRatio="none">']
-    for i in range(4):
-        value = low + (high - low) * i / 3
+    size = 1024 ** _power(high) if panel.unit in {"bytes", "Bps"} else 1
+    for value in (size * tick for tick in round_ticks(low / size, high / size)):
         y = place(start, value).split(",")[1]
         parts.append(f'<line x1={left} x2={width - 8} y1={y} y2={y} stroke="#d9dee6" />')
         parts.append(f"<text x={left - 6} y={float(y) + 4:.1f} text-anchor=end>{_in_unit(value, panel.unit)}</text>")
@@ -147,7 +152,7 @@ def _chart(panel: Panel, curves: list[Curve], start: float, end: float) -> str:
             x, y = line.split(",")
             parts.append(f'<circle cx={x} cy={y} r=2.5 fill="{colour}" />')
         else:
-            for piece in _pieces(curve.points, 2.5 * (end - start) / _NUM_STEPS):
+            for piece in _pieces(curve.points, 2.5 * _step(start, end)):
                 line = " ".join(place(at, value) for at, value in piece)
                 parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6" />')
     names = "".join(
@@ -155,6 +160,62 @@ def _chart(panel: Panel, curves: list[Curve], start: float, end: float) -> str:
         for i, curve in enumerate(curves[:12])
     )
     return "".join(parts) + f"</svg><div class=legend>{names}</div>"
+
+
+def _step(start: float, end: float) -> float:
+    """Seconds between the points of a curve."""
+    return max((end - start) / _NUM_STEPS, 1.0)
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Multiples of 1, 2, 2.5 or 5 times a power of ten that lie between two numbers: two to six of them."""
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = power * next((factor for factor in (1, 2, 2.5, 5) if factor * power >= rough * (1 - 1e-9)), 10)
+    return [float(f"{i * step:.12g}") for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _timeline(panel: Panel, curves: list[Curve], start: float, end: float) -> str:
+    """A band for each curve: which state it was in when."""
+    left, width, bottom = 8.0, 544.0, 140.0
+    gap = 2.5 * _step(start, end)
+    tall = bottom / max(1, len(curves))
+    parts = ['<svg viewBox="0 0 560 170" preserveAspectRatio="none">']
+    seen = set()
+    for row, curve in enumerate(curves):
+        for state, begin, over in _spans(curve.points, gap):
+            number = min(max(int(state), 0), len(panel.states) - 1)
+            seen.add(number)
+            x = left + (begin - start) / (end - start) * width
+            wide = max(1.0, (over - begin) / (end - start) * width)
+            parts.append(
+                f"<rect x={x:.1f} y={6 + row * tall:.1f} width={wide:.1f} height={tall - 6:.1f} "
+                f'fill="{_state_colour(number)}"><title>{html.escape(panel.states[number])}</title></rect>'
+            )
+    for x, anchor, at in ((left, "start", start), (left + width, "end", end)):
+        clock = time.strftime("%H:%M:%S", time.gmtime(at))
+        parts.append(f"<text x={x} y=166 text-anchor={anchor}>{clock}</text>")
+    names = "".join(
+        f'<i style="background:{_state_colour(number)}"></i>{html.escape(panel.states[number])}'
+        for number in sorted(seen)
+    )
+    return "".join(parts) + f"</svg><div class=legend>{names}</div>"
+
+
+def _state_colour(number: int) -> str:
+    return STATE_COLOURS[number % len(STATE_COLOURS)]
+
+
+def _spans(points: tuple[tuple[float, float], ...], gap: float) -> list[tuple[float, float, float]]:
+    """(value, from, to) of every stretch in which the value stays; it lasts until the next, unless that is too late."""
+    spans: list[tuple[float, float, float]] = []
+    for at, value in points:
+        before = spans[-1] if spans and at - spans[-1][2] <= gap else None
+        if before is not None:
+            spans[-1] = (before[0], before[1], at)
+        if before is None or before[0] != value:
+            spans.append((value, at, at))
+    return spans
 
 
 def _pieces(points: tuple[tuple[float, float], ...], gap: float) -> list[list[tuple[float, float]]]:
@@ -178,13 +239,18 @@ def _stack(curves: list[Curve]) -> list[Curve]:
     return stacked
 
 
+def _power(num_bytes: float) -> int:
+    """Of 1024: in which unit a number of bytes is told."""
+    return min(4, int(math.log(abs(num_bytes) * 1.024, 1024))) if abs(num_bytes) >= 1 else 0
+
+
 def _in_unit(value: float, unit: str) -> str:
     if unit == "percentunit":
         return f"{100 * value:.0f} %"
     if unit == "s":
         return f"{1000 * value:.3g} ms" if 0 < abs(value) < 1 else f"{value:.3g} s"
     if unit in {"bytes", "Bps"}:
-        power = min(4, int(math.log(abs(value) * 1.024, 1024))) if abs(value) >= 1 else 0
+        power = _power(value)
         return f"{value / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}{'/s' if unit == 'Bps' else ''}"
     if unit == "none":
         return f"{value:.4g}"

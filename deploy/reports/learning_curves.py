@@ -17,6 +17,8 @@ _INK, _MUTED, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 _BLUE, _ORANGE, _GREEN = "#2563eb", "#d97706", "#059669"
 _SLICES_DRAWN = 15
 _ROWS_OF_A_BAND = 10
+_FEW_DECADES = 10**3.2
+"""Of a logarithmic axis: up to here the labels 1, 2 and 5 of every decade have room beside each other."""
 _METRICS = {
     "auc": ("AUC", ".5f"),
     "weighted_auc": ("AUC, rows by weight", ".5f"),
@@ -117,13 +119,14 @@ def _save(figure: Any, path: Path) -> Path:
 
 def _draw_training(result: Mapping[str, Any], path: Path) -> Path:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     evaluations = [*result.get("evaluations", ())]
     final = result.get("eval")
     if final:
         evaluations.append({"step": result.get("steps"), **final})
     figure = Figure(layout="constrained")
-    left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2, sharex=True)
     curve = result.get("curve") or {}
     losses: Sequence[float] = curve.get("loss") or ()
     if losses:
@@ -150,10 +153,12 @@ def _draw_training(result: Mapping[str, Any], path: Path) -> Path:
         )
     best = result.get("best") or {}
     if best.get("step") is not None:
-        right.axvline(best["step"], color=_ORANGE, linewidth=1, linestyle=":", label=f"best: step {best['step']}")
+        right.axvline(best["step"], color=_ORANGE, linewidth=1, linestyle=":", label=f"best: step {best['step']:,}")
     right.set(xlabel="step", ylabel="AUC", title="Evaluation")
+    left.xaxis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
+    left.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     if drawn:
-        right.legend(loc="lower right")
+        right.legend(loc="best")
     return _save(figure, path)
 
 
@@ -168,7 +173,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
 
 def _draw_reliability(report: Mapping[str, Any], path: Path) -> Path:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
     bands = report["bands"]
     told = [band for band in bands if band["rows"] >= _ROWS_OF_A_BAND] or bands
@@ -210,7 +215,12 @@ def _draw_reliability(report: Mapping[str, Any], path: Path) -> Path:
     )
     bottom.set(xlabel="mean prediction of the band", ylabel="rows")
     for axis in (top.xaxis, top.yaxis, bottom.xaxis):
+        lowest, highest = axis.get_view_interval()
+        between = (1.0, 2.0, 5.0) if highest / lowest < _FEW_DECADES else (1.0,)
+        axis.set_major_locator(LogLocator(subs=between, numticks=12))
         axis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:g} %"))
+        axis.set_minor_formatter(NullFormatter())
+    bottom.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     return _save(figure, path)
 
 

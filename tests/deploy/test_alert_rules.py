@@ -69,7 +69,7 @@ CASES = [
     Case(
         "PaddlewheelNotStarting",
         "12m",
-        {job("phase", phase="rendezvous"): "1x5 0x20", job("phase", phase="starting servers"): "0x5 1x20"},
+        {job("phase", phase="rendezvous"): "1x5 0x20", job("phase", phase="starting_servers"): "0x5 1x20"},
         {job("phase", phase="rendezvous"): "1x5 0x20", job("phase", phase="running"): "0x5 1x20"},
         OF_JOB,
         "j has been waiting for its roles for ten minutes",
@@ -198,8 +198,8 @@ CASES = [
     Case(
         "PaddlewheelCheckpointTooOld",
         "30m",
-        {job("checkpoint_age_seconds"): "0+60x40"},
-        {job("checkpoint_age_seconds"): "0+60x10 0+60x40"},
+        {job("checkpoint_timestamp_seconds"): "0x40"},
+        {job("checkpoint_timestamp_seconds"): "0x10 660x40"},
         OF_COORDINATOR,
         "the last checkpoint of j is 30m 0s old: that much work is at stake",
         "critical",

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from paddlewheel.deploy.checks.sizing import size
+from paddlewheel.deploy.cli import run
 from paddlewheel.deploy.kubernetes import KubernetesOptions, UnreachablePathError, render, to_yaml, write_folder
 from paddlewheel.deploy.kubernetes.render import object_name
 from paddlewheel.trainer.job.config import JobConfig
@@ -150,6 +151,36 @@ def test_the_folder_is_a_base_for_kubectl_and_for_overlays(tmp_path: Path) -> No
     )
     template = pods(kustomize(overlay))["pserver"]["spec"]["containers"][0]
     assert (template["image"], template["resources"]["limits"]["memory"]) == ("registry.example/paddlewheel:2", "99Gi")
+
+
+def test_a_users_own_model_is_looked_for_beside_the_job_file_in_the_containers_too(tmp_path: Path) -> None:
+    (tmp_path / "my_models.py").write_text("")
+    path = tmp_path / "job.yaml"
+    path.write_text(job().to_yaml())
+    for override, folder in (("", None), ("model.folder=/models", "/models")):
+        out = tmp_path / f"out{folder is None}"
+        words = [
+            "deploy",
+            "k8s",
+            str(path),
+            "--image",
+            "x:1",
+            "--data-claim",
+            "c",
+            "--keys",
+            "item=1m",
+            "--out",
+            str(out),
+        ]
+        sets = ["--set", "model={kind: 'my_models:Net'}", *(["--set", override] if override else [])]
+        assert run([*words, *sets]) == 0
+        objects = [item for file in out.glob("*.yaml") for item in yaml.safe_load_all(file.read_text())]
+        [text] = [
+            item["data"]["job.yaml"] for item in objects if item["kind"] == "ConfigMap" and "job.yaml" in item["data"]
+        ]
+        model = yaml.safe_load(text)["model"]
+        assert model["folder"] == folder
+        assert (model["sha256"] is None) == (folder is not None)  # of the file that is here
 
 
 def test_the_command_prints_what_kubectl_takes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -9,7 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
+from paddlewheel.deploy.monitoring import preview
 from paddlewheel.deploy.monitoring.__main__ import FOLDER, generated
 from paddlewheel.deploy.monitoring.dashboards import DASHBOARDS, Dashboard, to_grafana
 from paddlewheel.trainer.coordinator.state_machine import Phase
@@ -92,6 +96,43 @@ def test_panels_of_grafana_do_not_overlap(dashboard: Dashboard) -> None:
         taken |= cells
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     assert json.loads(json.dumps(board)) == board
+
+
+def test_phases_are_a_timeline_of_states() -> None:
+    panels = {panel["title"]: panel for board in DASHBOARDS for panel in to_grafana(board)["panels"]}
+    phase = panels["Phase"]
+    assert phase["type"] == "state-timeline"
+    [mapping] = phase["fieldConfig"]["defaults"]["mappings"]
+    assert [mapping["options"][str(number)]["text"] for number in range(len(JOB_PHASES))] == list(JOB_PHASES)
+    panel = next(panel for board in DASHBOARDS for panel in board.panels if panel.title == "Phase")
+    points = [(float(at), 3.0 if at < 600 else 0.0 if at < 660 else 3.0) for at in range(0, 1200, 10)]
+    drawn = preview._timeline(panel, [preview.Curve("j", tuple(points))], 0.0, 1200.0)
+    bands = re.findall(r"<rect x=([\d.]+) y=[\d.]+ width=([\d.]+) .*?<title>(\w+)</title>", drawn)
+    assert [name for _, _, name in bands] == ["running", "rendezvous", "running"]
+    assert (
+        preview._timeline(panel, [preview.Curve("j", tuple((float(at), 1.0) for at in range(40)))], 0, 40).count(
+            "<rect"
+        )
+        == 1
+    ), "points a second apart are one stretch, however short the page"
+    for (x, width, _), (following, _, _) in itertools.pairwise(bands):
+        assert float(x) + float(width) == pytest.approx(float(following), abs=0.2)
+
+
+@given(low=st.floats(-1e6, 1e6), size=st.floats(1e-3, 1e6))
+def test_ticks_are_a_few_round_numbers(low: float, size: float) -> None:
+    ticks = preview.round_ticks(low, low + size)
+    assert 2 <= len(ticks) <= 6
+    assert all(low - 1e-6 * size <= tick <= low + size * (1 + 1e-6) for tick in ticks)
+    steps = {f"{b - a:.3e}" for a, b in itertools.pairwise(ticks)}
+    assert len({step[:3] for step in steps}) == 1
+    assert float(steps.pop()[:3]) in {1.0, 2.0, 2.5, 5.0}
+
+
+def test_values_of_labels_have_no_blanks() -> None:
+    values = [value for metric in BY_NAME.values() for label in metric.labels for value in label.values or ()]
+    assert len(values) > 20
+    assert all(re.fullmatch(r"[a-z0-9_.]+", value) for value in values)
 
 
 @pytest.mark.needs("promtool")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -120,6 +121,10 @@ def text_of(dom: str, identity: str) -> str:
     return unescape(re.sub(r"<[^>]+>", " ", match.group(1))).strip()
 
 
+def number(text: str) -> float:
+    return float(text.rstrip("kM")) * {"k": 1e3, "M": 1e6}.get(text[-1], 1.0)
+
+
 def test_what_a_person_sees(server: WebServer, tmp_path: Path) -> None:
     dom = dump_dom(url(server))
     assert "<title>criteo-deepfm: running</title>" in dom
@@ -129,6 +134,12 @@ def test_what_a_person_sees(server: WebServer, tmp_path: Path) -> None:
     for role in ("pserver 3", "trainer 0", "10.1.0.13:7003", "21.00 GiB"):
         assert role in members
     assert dom.count('class="curve"') == 6, "three curves, each broken where the job started again"
+    for chart in re.findall(r"<svg.*?</svg>", dom, re.DOTALL)[:3]:
+        ticks = [number(text) for text in re.findall(r'<text x="[1-6]?\d" [^>]*end"[^>]*>([^<]*)</text>', chart)]
+        steps = [b - a for a, b in itertools.pairwise(ticks)]
+        assert steps
+        assert steps == pytest.approx([steps[0]] * len(steps))
+        assert float(f"{steps[0]:.3e}"[:4]) in {1.0, 2.0, 2.5, 5.0}
     assert "trainer 2 was killed by SIGKILL" in text_of(dom, "entries")
     assert "step 40,000, 2 min ago, took 43 s; 2 committed, 0 failed. /checkpoints/criteo/step-40000" in dom
     assert "compute 61 %" in dom

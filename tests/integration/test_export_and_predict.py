@@ -338,6 +338,8 @@ def test_several_labels_have_a_column_each(clicks, tmp_path) -> None:
     paddlewheel("export", clicks.path, "--to", tmp_path / "export")
     spec = json.loads((tmp_path / "export" / "export.json").read_text())
     assert spec["program"]["logit_shift"] == pytest.approx(np.log(0.5))
+    for table in spec["tables"].values():  # a folder of Parquet alone, as any reader takes it
+        assert pq.read_table(tmp_path / "export" / table["folder"]).num_rows == table["keys"]
     in_this_process("predict", "--export", tmp_path / "export", "--to", tmp_path / "e.parquet", "--data", clicks.eval)
     paddlewheel("predict", clicks.step.parent, "--to", tmp_path / "s.parquet", "--data", clicks.eval)
     for source in ("e", "s"):

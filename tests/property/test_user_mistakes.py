@@ -54,6 +54,8 @@ COMMANDS = (
     "job check JOB --set cluster.servers=2",
     "job show JOB --set train.epochs=2 --json",
     "job schema",
+    "model ls",
+    "model summary JOB --set data.batch_rows=8",
     "data synth NEW --rows 50 --seed 3 --eval-fraction 0.3 --days 2026-01-01..2026-01-02",
     "data check JOB --sample-rows 100 --out NEW --server-memory-gb 4",
     "data fit JOB",

@@ -31,6 +31,7 @@ _FREE = {  # may change from one run to the next
         *("train", "eval", "threads", "prefetch_batches", "encoder_backend", "slice_assignment"),
         *("on_bad_file", "quarantine_directory", "statistics"),
     ),
+    "model": ("folder",),
     "train": ("epochs", "days", "max_nonfinite_steps"),
 }
 

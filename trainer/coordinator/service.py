@@ -390,7 +390,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         reply = pb.JobStatus(
             name=self.plan.job.name,
             mode=self.plan.mode,
-            phase=str(control.phase),
+            phase=control.phase.value,
             attempt=control.attempt,
             num_restarts=control.num_restarts,
             elapsed_seconds=now - self._started_at,

@@ -77,8 +77,8 @@ class Phase(str, enum.Enum):
     """Where the job stands; see the module's picture."""
 
     RENDEZVOUS = "rendezvous"
-    SERVERS = "starting servers"
-    TRAINERS = "starting trainers"
+    SERVERS = "starting_servers"
+    TRAINERS = "starting_trainers"
     RUNNING = "running"
     STOPPING = "stopping"
     DRAINING = "draining"
@@ -86,7 +86,8 @@ class Phase(str, enum.Enum):
     OVER = "over"
 
     def __str__(self) -> str:
-        return self.value
+        """For messages."""
+        return self.value.replace("_", " ")
 
 
 class JobStateMachine:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from paddlewheel.trainer.distributed.process_group import ProcessGroup
 from paddlewheel.trainer.job.train import DenseOptimizerConfig, WireType
 from paddlewheel.trainer.kernels import cpu
 from paddlewheel.trainer.models import ModelConfig, ModelError, build
-from paddlewheel.trainer.models.base import ModelInputs, SequenceInput, Variable
+from paddlewheel.trainer.models.base import Model, ModelInputs, SequenceInput, Variable
 
 _ADAM_STATE = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")  # Paddle's names
 
@@ -184,6 +184,7 @@ class DenseProgram:
         operators: precision of our operators' products; None: Paddle's own operators alone.
         pad_rows: compute gradients with rows of weight 0 behind the batch's own, up to one of a few row counts: for a
             job whose batches would each have another one, and so products or a CUDA graph of their own to be prepared.
+        on_built: told of the model before it is called.
 
     Raises:
         ModelError: the features do not fit the model, or it is a user's own and not as it must be.
@@ -203,6 +204,7 @@ class DenseProgram:
         logit_shift: float = 0.0,
         operators: cpu.Precision | None = None,
         pad_rows: bool = False,
+        on_built: Callable[[Model], None] = lambda _: None,
     ) -> None:
         paddle.enable_static()
         self._pad_rows = pad_rows
@@ -218,6 +220,7 @@ class DenseProgram:
         with _building(self._main, startup, "dense/"), cpu.using(operators):
             pulled, inputs = self._inputs(num_dense)
             layer = build(feature_spec(layouts, num_dense, num_labels), model)
+            on_built(layer)
             logit_BY = layer(inputs)
             _check_logits(logit_BY, num_labels, model.kind)
             # of the first label: that is the one whose rows are sampled
@@ -357,6 +360,11 @@ class DenseProgram:
         }
         return HostGradients(flat, by_table, logit[: batch.num_rows])
 
+    def shapes(self, feed: dict[str, NDArray[Any]], names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """Shapes that arrays of the training program, by Paddle's names, have for one batch (`feed_with_labels`)."""
+        arrays = self._fetch(self._main, feed, names)
+        return {name: tuple(array.shape()) for name, array in zip(names, arrays, strict=True)}
+
     def apply(self, flat_N: Floats, total_weight: float, *, rate_factor: float = 1.0) -> None:
         """One Adam step with the gradient `flat_N / total_weight`, [num_floats], clipped as the job says.
 
@@ -408,10 +416,13 @@ class DenseProgram:
         return [name for layout in self._layouts for name in layout.input_names] + dense
 
     def _run(self, program: Any, feed: dict[str, NDArray[Any]], fetch: list[Variable]) -> list[Any]:
+        return [np.asarray(each) for each in self._fetch(program, feed, fetch)]  # a copy; Paddle's own way copies twice
+
+    def _fetch(self, program: Any, feed: dict[str, NDArray[Any]], fetch: Sequence[Variable | str]) -> list[Any]:
         known = {k: v for k, v in feed.items() if program.global_block().has_var(k)}
         with paddle.static.scope_guard(self._scope):
-            result = self._executor.run(program, feed=known, fetch_list=fetch, return_numpy=False)
-        return [np.asarray(each) for each in result]  # a copy; Paddle's own way to arrays copies twice
+            found: list[Any] = self._executor.run(program, feed=known, fetch_list=list(fetch), return_numpy=False)
+        return found
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Copies of all parameters and of Adam's moments and powers, by stable names."""

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from paddlewheel.data_pipeline.config import DataConfig
@@ -23,11 +22,12 @@ from paddlewheel.pserver.config import TableConfig, TableName
 from paddlewheel.trainer.checkpoint.store import KEY_FOUND, KEY_REMEDY, holds_secret, is_remote
 from paddlewheel.trainer.job.checkpoint import CheckpointConfig, check_full_every, check_store
 from paddlewheel.trainer.job.control import ControlConfig
-from paddlewheel.trainer.job.errors import AcrossError, ConfigError, Problem, did_you_mean, explain
+from paddlewheel.trainer.job.errors import AcrossError, ConfigError, Problem, check_types, did_you_mean, explain
 from paddlewheel.trainer.job.metrics import MetricsConfig
-from paddlewheel.trainer.job.section import Section
+from paddlewheel.trainer.job.section import Section, without_defaults
 from paddlewheel.trainer.job.train import TrainConfig, WarmStartConfig
-from paddlewheel.trainer.job.yaml_loader import absolute_paths, apply_override, check_plain, read_source
+from paddlewheel.trainer.job.yaml_loader import absolute_paths, apply_override, check_plain, read_source, write_yaml
+from paddlewheel.trainer.models import own_module
 from paddlewheel.trainer.models.config import AnyModelConfig, DeepFMConfig
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -111,7 +111,13 @@ class JobConfig(Section):
                 the value given, what is allowed, and the nearest known key for an unknown one.
         """
         source = os.fspath(path)
-        return cls.from_settings(read_source(source), overrides, source)
+        raw = read_source(source)
+        for override in overrides:
+            apply_override(raw, override, source)
+        raw = absolute_paths(raw)
+        if "model" in raw:
+            raw["model"] = own_module.settled(raw["model"], Path(source).parent)
+        return cls.parse(raw, source=source)
 
     @classmethod
     def from_settings(
@@ -131,14 +137,15 @@ class JobConfig(Section):
             ConfigError: as in `load`.
         """
         problems = list(check_plain(raw))
-        known = {problem.path for problem in problems}
+        job = None
         try:
             job = cls.model_validate(raw)
-            if not problems:
-                return job
         except ValidationError as error:
-            problems += [problem for problem in explain(cls, raw, error) if problem.path not in known]
-        raise ConfigError(source, problems)
+            problems += _unknown_to(problems, explain(cls, raw, error))
+        problems += _unknown_to(problems, check_types([cls], raw))
+        if job is None or problems:
+            raise ConfigError(source, problems)
+        return job
 
     @property
     def checkpoint_location(self) -> str:
@@ -149,9 +156,13 @@ class JobConfig(Section):
         """Passes over the training data; with days, each day is one."""
         return self.train.epochs if days is None else len(days)
 
-    def to_yaml(self) -> str:
-        """The job as a YAML file with every key spelled out."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    def to_yaml(self, *, short: bool = False) -> str:
+        """The job as a YAML file that is this job when it is loaded again.
+
+        Args:
+            short: without the keys that have their defaults; else with every key spelled out.
+        """
+        return write_yaml(without_defaults(self) if short else self.model_dump(mode="json"))
 
     @model_validator(mode="after")
     def _fits_together(self) -> "JobConfig":
@@ -159,6 +170,12 @@ class JobConfig(Section):
         if problems:
             raise AcrossError(problems)
         return self
+
+
+def _unknown_to(problems: Iterable[Problem], found: Iterable[Problem]) -> list[Problem]:
+    """What was found at places of which nothing is known yet."""
+    known = {problem.path for problem in problems}
+    return [problem for problem in found if problem.path not in known]
 
 
 def _check_across(job: JobConfig) -> Iterator[Problem]:

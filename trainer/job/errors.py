@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -175,6 +175,28 @@ def explain(root: type[BaseModel], raw: Any, error: ValidationError) -> Iterator
         # A value given as one form of a union also fails the other forms: keep what was said about its inside.
         if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
             yield Problem(".".join(map(str, path)), ", or ".join(messages))
+
+
+def check_types(kinds: Iterable[Any], value: Any, path: tuple[str, ...] = ()) -> Iterator[Problem]:
+    """Numbers in quotes, words for true and false, and such: pydantic would take them, other readers of the file not.
+
+    Args:
+        kinds: types that `value` may have, such as `[JobConfig]`.
+        value: plain data, as it was read from a job file.
+        path: where it stands.
+    """
+    kinds = list(kinds)
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from check_types(_inside(kinds, key), inner, (*path, str(key)))
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            yield from check_types(_inside(kinds, index), inner, (*path, str(index)))
+    elif kinds and {bool, int, float, NoneType}.issuperset(kinds):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if isinstance(value, str) or (isinstance(value, bool) and bool not in kinds) or (number and kinds[0] is bool):
+            kind = "true or false" if kinds[0] is bool else "a whole number" if int in kinds else "a number"
+            yield Problem(".".join(path), f"is {clipped(value)}, and must be {kind}, without quotes")
 
 
 def _unknown_tag(place: _Place, context: Mapping[str, str], block: Any) -> Problem:

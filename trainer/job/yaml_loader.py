@@ -1,4 +1,4 @@
-"""Reads a job file: YAML 1.2, overrides, relative paths."""
+"""Reads and writes job files: YAML 1.2, overrides, relative paths."""
 
 from __future__ import annotations
 
@@ -76,6 +76,34 @@ for _tag, _pattern, _first in [
     ),
 ]:
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts in quotes what YAML 1.1 or 1.2 would not read as a text; what stands twice is written twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *_Loader.yaml_implicit_resolvers.get(first, ())]
+    for first in {**yaml.SafeDumper.yaml_implicit_resolvers, **_Loader.yaml_implicit_resolvers}
+}
+
+
+def _quoted(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # the emitter would write these line breaks as they are, and they would be read as spaces
+    style = '"' if any(letter in text for letter in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _quoted)
+
+
+def write_yaml(value: Mapping[str, Any]) -> str:
+    """Plain data as YAML that `read_yaml`, and any reader of YAML 1.1 or 1.2, reads as the same data."""
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return text
 
 
 def _check_expanded(root: yaml.Node) -> None:
@@ -242,6 +270,7 @@ def absolute_paths(raw: dict[str, Any]) -> dict[str, Any]:
     out = dict(raw)
     for section, keys in {
         "data": ("train", "eval", "statistics", "quarantine_directory"),
+        "model": ("folder",),
         "warm_start": ("source",),
         "checkpoint": ("directory", "staging"),
         "metrics": ("prometheus_sd_directory",),

@@ -323,6 +323,13 @@ class CustomModelConfig(ModelConfig):
     options: dict[str, Any] = Field(default_factory=dict)
     """What the class is told: its `Options`, a pydantic model, checks them."""
 
+    folder: str | None = None
+    """Folder in which the module is looked for, before PYTHONPATH and what is installed. None: the job file's."""
+
+    sha256: str | None = Field(default=None, pattern=r"^([0-9a-f]{64}|any)$")
+    """Of the module's file; another file is refused. None: as the file is when the job is read. `any`: nothing is
+    compared."""
+
     @property
     def implementation(self) -> str:  # type: ignore[override]
         """Where the class is."""

@@ -6,7 +6,7 @@
     dense/model.pdmodel, .pdiparams     inference program, for Paddle alone; perhaps model.onnx
     dense.safetensors           dense parameters by name (for `warm_start`)
     tables/<table>/export-<n>.parquet   keys and vectors (`pserver.export`)
-    tables/<table>/unknown.npy          vectors of keys that are not in the table; absent where these are zeros
+    unknown/<table>.npy         vectors of keys that are not in the table; absent where these are zeros
     fitted/                     fitted numbers and vocabularies, where the job has any
 """
 
@@ -49,7 +49,7 @@ from paddlewheel.trainer.loop.evaluate import evaluate
 from paddlewheel.trainer.serving.exported_program import ExportedProgram
 
 FORMAT = 1
-_PROGRAM, _FITTED, _UNKNOWN = "dense/model", "fitted/", "unknown.npy"
+_PROGRAM, _FITTED, _UNKNOWN = "dense/model", "fitted/", "unknown"
 _SECTIONS = ("name", "seed", "data", "tables", "model", "train")
 _ONNX_OPSET, _ONNX_TOLERANCE = 13, 1e-3
 
@@ -429,7 +429,8 @@ def _write_table(source: Path, folder: Path, name: str, dtype: Dtype) -> TableSp
     config = saved.config
     unknown = None
     if config.admission_threshold is None and config.initial_range:
-        unknown = f"{relative}/{_UNKNOWN}"
+        unknown = f"{_UNKNOWN}/{name}.npy"  # not among the Parquet files: readers take a table's whole folder
+        (folder / _UNKNOWN).mkdir(exist_ok=True)
         np.save(folder / unknown, Initializer(name, config, saved.seed).new_embeddings())
     return TableSpec(
         folder=relative,

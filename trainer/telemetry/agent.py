@@ -201,7 +201,20 @@ class Telemetry(Collector):
                     self._set("pserver_uptime_seconds", 0)
                     self._add("pserver_probe_failures_total")
         yield from self.series.collect()
-        yield from with_labels(self._process.collect(), self.series.common)
+        yield from with_labels(self._processes(), self.series.common)
+
+    def _processes(self) -> Iterator[Family]:
+        """The usual metrics of the agent's own process, and beside them what is known of the worker's."""
+        worker = {
+            "process_resident_memory_bytes": "paddlewheel_agent_worker_memory_bytes",
+            "process_cpu_seconds_total": "paddlewheel_agent_worker_cpu_seconds_total",
+        }
+        for family in with_labels(self._process.collect(), {"process": "agent"}):
+            for sample in list(family.samples):
+                if sample.name in worker:
+                    value = self.series.value(worker[sample.name])
+                    family.samples.append(sample._replace(labels={"process": "worker"}, value=value))
+            yield family
 
     def describe(self) -> Iterator[Family]:
         """Names only: registering asks nothing."""

@@ -22,8 +22,8 @@ PHASES = ("wait", "compute", "allreduce", "apply", "push")
 """Phases of a training step, in order."""
 JOB_PHASES = (
     "rendezvous",
-    "starting servers",
-    "starting trainers",
+    "starting_servers",
+    "starting_trainers",
     "running",
     "stopping",
     "draining",
@@ -120,7 +120,7 @@ CATALOGUE: tuple[Metric, ...] = (
         (
             "agent_memory_limit_seconds",
             _G,
-            "Time until the worker's memory reaches the limit, at the growth of ten minutes; +Inf while there is none.",
+            "Time until the worker's memory reaches the limit, at the growth of ten minutes; +Inf: none, or too far.",
         ),
         ("agent_worker_cpu_seconds_total", _C, "CPU time of all workers of this agent process."),
         ("agent_worker_log_lines_total", _C, "Log events of workers, by level.", Label("level", LEVELS)),
@@ -213,12 +213,16 @@ CATALOGUE: tuple[Metric, ...] = (
         ),
         ("job_rows_expected", _G, "Rows of all epochs together."),
         (
-            "job_progress_age_seconds",
+            "job_progress_timestamp_seconds",
             _G,
-            "Seconds since a trainer last reported progress; 0 unless the job is running.",
+            "Unix time at which the slowest trainer last moved, while the job is running; 0 before that.",
         ),
         ("job_checkpoint_step", _G, "Step of the last committed checkpoint; -1 before the first."),
-        ("job_checkpoint_age_seconds", _G, "Seconds since the last commit, or since the start before the first."),
+        (
+            "job_checkpoint_timestamp_seconds",
+            _G,
+            "Unix time of the last commit; before the first, of the coordinator's start.",
+        ),
         ("job_checkpoint_duration_seconds", _G, "How long the last committed checkpoint took; 0 before the first."),
         (
             "job_checkpoints_total",
@@ -227,7 +231,11 @@ CATALOGUE: tuple[Metric, ...] = (
             Label("result", ("committed", "failed")),
         ),
         ("job_checkpoint_interval_seconds", _G, "checkpoint.every_minutes in seconds; 0: only a final checkpoint."),
-        ("job_heartbeat_age_seconds", _G, "Longest time that any joined member has not been heard of."),
+        (
+            "job_heartbeat_timestamp_seconds",
+            _G,
+            "Unix time at which the member that has been silent for longest was heard of; 0 without any.",
+        ),
         ("job_table_keys", _G, "Keys of a table on all servers, as trainer 0 counted them last.", Label("table")),
         (
             "job_server_skew_ratio",

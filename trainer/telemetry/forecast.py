@@ -10,6 +10,10 @@ _SECONDS_BETWEEN_SAMPLES = 2.0
 _LEAST_SECONDS = 20.0
 _LEAST_GROWTH = 0.002
 """Of what is used, over the window: less is the allocator's breathing."""
+_FARTHEST = 10.0
+"""How many times as far into the future as the measurements reach back: beyond, a straight line tells nothing."""
+_STEADY = 0.5
+"""Least growth of the second half of the measurements, of that of all: a process that has only started slows down."""
 
 
 class MemoryForecast:
@@ -31,13 +35,18 @@ class MemoryForecast:
         self._samples.clear()
 
     def seconds_until(self, limit_bytes: float) -> float | None:
-        """From the last measurement, at the growth of the last ten minutes; None while it does not grow, or too little
-        was measured.
+        """From the last measurement, at the growth of the last ten minutes; None while it does not grow steadily, too
+        little was measured, or the limit is too far away to tell.
         """
         if len(self._samples) < 3 or self._samples[-1][0] - self._samples[0][0] < _LEAST_SECONDS:
             return None
         times, used = zip(*self._samples, strict=True)
         slope, last = float(linear_regression(times, used).slope), float(used[-1])
-        if slope * (times[-1] - times[0]) < _LEAST_GROWTH * last:
+        span = times[-1] - times[0]
+        if slope * span < _LEAST_GROWTH * last:
             return None
-        return max(0.0, (limit_bytes - last) / slope)
+        half = len(times) // 2 - (len(times) < 4)
+        if linear_regression(times[half:], used[half:]).slope < _STEADY * slope:
+            return None
+        left = max(0.0, (limit_bytes - last) / slope)
+        return left if left <= _FARTHEST * span else None

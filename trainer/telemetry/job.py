@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,14 +23,20 @@ class JobTelemetry(Collector):
         job: name of the job.
         status: returns `trainer.coordinator.page.snapshot` of now; called from the HTTP server's threads.
         checkpoint_interval_seconds: what the job asks for; None: only a final checkpoint.
+        clock: Unix time, for tests.
     """
 
     def __init__(
-        self, job: str, status: Callable[[], Mapping[str, Any]], *, checkpoint_interval_seconds: float | None = None
+        self,
+        job: str,
+        status: Callable[[], Mapping[str, Any]],
+        *,
+        checkpoint_interval_seconds: float | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._status = status
+        self._status, self._clock = status, clock
         self.series = Series(of_role("coordinator"), dict(zip(COMMON_LABELS, (job, "coordinator", "0"), strict=True)))
-        for name in ("rows", "rows_expected"):
+        for name in ("rows", "rows_expected", "progress_timestamp_seconds"):
             self.series.set(f"{_P}{name}", 0)
         self.series.set(f"{_P}checkpoint_interval_seconds", checkpoint_interval_seconds or 0)
         self._process = ProcessCollector(registry=None)
@@ -49,16 +56,18 @@ class JobTelemetry(Collector):
             of_role = [member for member in members if member["role"] == role]
             put(f"{_P}members_expected", len(of_role), member_role=role)
             put(f"{_P}members", sum(_is_there(member) for member in of_role), member_role=role)
+        now = self._clock()
         ages = [member["heartbeat_age_seconds"] for member in members if _is_there(member)]
-        put(f"{_P}heartbeat_age_seconds", max(ages, default=0.0))
+        put(f"{_P}heartbeat_timestamp_seconds", now - max(ages) if ages else 0)
         if status["progress"]:  # while the job starts again, the last position stays
             put(f"{_P}rows", status["progress"]["rows"])
             put(f"{_P}rows_expected", status["progress"]["total_rows"])
             self._take_tables(status["progress"]["tables"])
-        put(f"{_P}progress_age_seconds", status["progress_age_seconds"] if status["phase"] == "running" else 0)
+        if status["phase"] == "running":
+            put(f"{_P}progress_timestamp_seconds", now - status["progress_age_seconds"])
         checkpoint = status["checkpoint"]
         put(f"{_P}checkpoint_step", checkpoint["step"])
-        put(f"{_P}checkpoint_age_seconds", checkpoint["age_seconds"] or status["elapsed_seconds"])
+        put(f"{_P}checkpoint_timestamp_seconds", now - (checkpoint["age_seconds"] or status["elapsed_seconds"]))
         put(f"{_P}checkpoint_duration_seconds", checkpoint["last_seconds"])
         follow(f"{_P}checkpoints_total", checkpoint["num_committed"], result="committed")
         follow(f"{_P}checkpoints_total", checkpoint["num_failed"], result="failed")

@@ -91,6 +91,11 @@ class Series(Collector):
             for i, reading in enumerate((*counts, sum_seconds)):
                 total[i] += self._growth(name, key, i, float(reading))
 
+    def value(self, name: str) -> float:
+        """What a metric without labels stands at; 0 before it is set."""
+        with self._lock:
+            return self._values[name].get((), 0.0)
+
     def begin_anew(self) -> None:
         """The process whose counters are followed was replaced: its counters begin at 0."""
         with self._lock:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddlewheel.data_pipeline.errors import DataError
+from paddlewheel.trainer.models.own_module import without_place
 
 if TYPE_CHECKING:
     from paddlewheel.data_pipeline.signature import ColumnKind, InputSignature
@@ -191,10 +192,9 @@ def _kind_at(inputs: InputSignature, feature: str, at: int, num_columns: int) ->
 def _dense_differences(job: JobConfig, theirs: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """What the shape and meaning of dense parameters depend on, where it differs."""
     mine = job.model_dump(mode="json")
-    if mine["model"] != theirs["model"]:
-        keys = {k for k in {*mine["model"], *theirs["model"]} if mine["model"].get(k) != theirs["model"].get(k)}
-        for key in sorted(keys):
-            yield f"model.{key}", mine["model"].get(key), theirs["model"].get(key)
+    model, other = without_place(mine["model"]), without_place(theirs["model"])
+    for key in sorted(key for key in {*model, *other} if model.get(key) != other.get(key)):
+        yield f"model.{key}", model.get(key), other.get(key)
     for what, described in (("data.sparse", _features), ("data.dense", _dense_columns), ("data.labels", _labels)):
         here, there = described(mine), described(theirs)
         if here != there:

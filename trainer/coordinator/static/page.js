@@ -20,7 +20,7 @@ const count = (value) => (has(value) ? Math.round(value).toLocaleString("en-US")
 function short(value) {
   if (!has(value)) return "–";
   for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
-    if (Math.abs(value) >= size) return (value / size).toPrecision(3) + unit;
+    if (Math.abs(value) >= size) return Number((value / size).toPrecision(3)) + unit;
   }
   return String(Number(value.toPrecision(3)));
 }
@@ -73,11 +73,11 @@ function chart(svg, xs, ys, positions) {
   const margin = (high - low) * 0.08 || Math.abs(high) * 0.05 || 1;
   low = low >= 0 && low - margin < 0 ? 0 : low - margin;
   high += margin;
+  const ticks = roundTicks(low, high);
   const first = points[0][0], last = points[points.length - 1][0];
   const x = (value) => left + ((value - first) / (last - first || 1)) * (width - left - right);
   const y = (value) => top + (1 - (value - low) / (high - low)) * (height - top - bottom);
-  for (let i = 0; i <= 3; i++) {
-    const value = low + ((high - low) * i) / 3;
+  for (const value of ticks) {
     draw("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) });
     draw("text", { x: left - 5, y: y(value) + 4, "text-anchor": "end" }, short(value));
   }
@@ -93,13 +93,24 @@ function chart(svg, xs, ys, positions) {
   svg.setAttribute("aria-label", `from ${short(values[0])} to ${short(values[values.length - 1])}`);
 }
 
+// Multiples of 1, 2, 2.5 or 5 times a power of ten that lie between two numbers: two to six of them.
+function roundTicks(low, high) {
+  const rough = (high - low) / 5, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * ([1, 2, 2.5, 5].find((factor) => factor * power >= rough) || 10);
+  const ticks = [];
+  for (let i = Math.ceil(low / step); i * step <= high; i++) ticks.push(Number((i * step).toPrecision(12)));
+  return ticks;
+}
+
+const words = (value) => value.replaceAll("_", " ");
+
 function show(status) {
   const progress = status.progress || {}, checkpoint = status.checkpoint, facts = status.facts;
-  document.title = `${status.name}: ${status.phase}`;
+  document.title = `${status.name}: ${words(status.phase)}`;
   at("name").textContent = status.name;
   const failed = status.over && status.outcome.exit_code !== 0;
   const phase = at("phase");
-  phase.textContent = status.over ? (failed ? `over: code ${status.outcome.exit_code}` : "done") : status.phase;
+  phase.textContent = status.over ? (failed ? `over: code ${status.outcome.exit_code}` : "done") : words(status.phase);
   phase.className = "badge " + (failed || status.phase === "aborting" ? "bad" : status.phase === "running" || status.over ? "good" : "warn");
   at("facts").textContent = [
     status.mode, `attempt ${status.attempt}`, status.num_restarts === 1 ? "1 restart" : `${status.num_restarts} restarts`,

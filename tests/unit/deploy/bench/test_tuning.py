@@ -21,8 +21,8 @@ data:
   eval: data/eval
   labels: [click]
   sparse: [{name: user}]
-tables: {default: {width: 8}}
-model: {kind: deepfm, tower: [8]}
+tables: {default: {width: 8, optimizer: {rule: adam}}}
+model: {kind: wide_deep, tower: [8]}
 """
 SPACE = """
 train.dense_optimizer.learning_rate: {low: 1e-4, high: 1e-1, log: true}
@@ -76,6 +76,9 @@ def test_trials_stay_within_the_space_and_the_best_is_written_as_a_job(tmp_path:
     assert len(rows) == sum(job.model.dropout <= 0.4 for job in runs)
     assert (len(said), sum("failed: it failed" in line for line in said)) == (25, 25 - len(rows))
     best = JobConfig.load(files[1])
+    params = study.best_trial.params.items()
+    assert best == search().configured({k: json.loads(v) if isinstance(v, str) else v for k, v in params})
+    assert (best.model.kind, best.tables["default"].optimizer.rule) == ("wide_deep", "adam")
     assert best.train.dense_optimizer.learning_rate == pytest.approx(
         float(rows[0]["train.dense_optimizer.learning_rate"])
     )

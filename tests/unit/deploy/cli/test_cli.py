@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
+from cyclopts import App
 
 import paddlewheel.deploy.cli
 from paddlewheel.deploy.cli import run
@@ -59,6 +64,39 @@ def test_every_command_exists_and_has_help(capsys: pytest.CaptureFixture[str]) -
     for name in paddlewheel.deploy.cli._COMMANDS:
         assert run([name, "--help"]) == 0
         assert f"Usage: paddlewheel {name}" in capsys.readouterr().out
+
+
+def commands(app: App, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Callable[..., Any]]]:
+    """Every command that does something, and its function."""
+    for name in app:
+        if name.startswith("-"):
+            continue
+        inner = app[name]
+        if inner.default_command is not None:
+            yield (*words, name), inner.default_command
+        yield from commands(inner, (*words, name))
+
+
+def test_help_swallows_nothing_in_angle_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    found = 0
+    for words, function in commands(paddlewheel.deploy.cli.build_app()):
+        texts = [inspect.getdoc(function) or ""]
+        for hint in get_type_hints(function, include_extras=True).values():
+            texts += [part.help for part in getattr(hint, "__metadata__", ()) if getattr(part, "help", None)]
+        assert run([*words, "--help"]) == 0
+        shown = capsys.readouterr().out
+        for placeholder in re.findall(r"[\w-]*<[^<>\s]*>", " ".join(texts)):
+            found += 1
+            assert placeholder in shown, words
+    assert found > 5
+
+
+def test_the_help_of_a_command_is_all_that_is_said_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["predict", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "nothing is changed or created there" in " ".join(shown.split())
+    assert run(["--help"]) == 0
+    assert "Score Parquet files with a trained model." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -171,7 +209,7 @@ def test_a_broken_connection_is_success_only_where_an_answer_was_all(
     def broken(*_: object, **__: object) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr("paddlewheel.deploy.cli.build_app", lambda: broken)
+    monkeypatch.setattr("paddlewheel.deploy.cli.build_app", lambda *_: broken)
     monkeypatch.setattr("paddlewheel.deploy.cli.give_up", lambda _: None)
     assert run([command]) == code
 

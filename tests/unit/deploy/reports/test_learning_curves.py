@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -145,3 +147,34 @@ def test_wilson_intervals_hold_the_rate_and_stay_within_one() -> None:
             assert 0 <= low <= successes / total <= high <= 1
     low, high = learning_curves._wilson(50, 100)
     assert (low, high) == pytest.approx((0.4038, 0.5962), abs=1e-4)  # a published value
+
+
+@pytest.mark.parametrize("steps", [3, 36, 123_456, 40_000_000])
+def test_labels_are_round_numbers_and_do_not_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    drawn, save = [], learning_curves._save
+    monkeypatch.setattr(learning_curves, "_save", lambda figure, path: drawn.append(figure) or save(figure, path))
+    report = evaluation(["click"])
+    curve = {
+        "first_step": 1,
+        "stride": max(1, steps // 100),
+        "loss": [0.5 + 1 / (i + 3) for i in range(min(steps, 100))],
+    }
+    result = {"rows": 9, "steps": steps, "eval": report, "curve": curve}
+    (tmp_path / "result.json").write_text(json.dumps({"result": result}))
+    learning_curves.write(tmp_path, tmp_path / "out")
+    assert len(drawn) == 3
+    for figure in drawn:
+        for axes in figure.axes:
+            for axis in (axes.xaxis, axes.yaxis):
+                labels = [label for label in axis.get_ticklabels() if label.get_text() and label.get_visible()]
+                boxes = [label.get_window_extent() for label in labels]
+                inside = [b for b in boxes if axes.bbox.expanded(1.15, 1.15).overlaps(b)]
+                assert not [1 for a, b in itertools.combinations(inside, 2) if a.overlaps(b)], axes.get_title()
+    for axes in drawn[0].axes:
+        steps_shown = [label.get_text() for label in axes.get_xticklabels()]
+        assert len(steps_shown) >= 2
+        assert all(re.fullmatch(r"[\u2212-]?[\d,]+", text) for text in steps_shown)
+    shown = [label.get_text() for label in drawn[1].axes[1].get_xticklabels()]
+    assert {"5 %", "10 %", "20 %"} <= set(shown)

@@ -134,7 +134,7 @@ def metrics(telemetry: JobTelemetry) -> dict[str, float]:
 
 def test_the_jobs_metrics() -> None:
     now = status()
-    telemetry = JobTelemetry("job", lambda: snapshot(now), checkpoint_interval_seconds=600)
+    telemetry = JobTelemetry("job", lambda: snapshot(now), checkpoint_interval_seconds=600, clock=lambda: 1000.0)
     found = metrics(telemetry)
     expected = {
         "phase running": 1,
@@ -144,11 +144,11 @@ def test_the_jobs_metrics() -> None:
         "members trainer": 1,
         "members_expected trainer": 2,
         "members pserver": 1,
-        "heartbeat_age_seconds": 0.25,
+        "heartbeat_timestamp_seconds": 1000 - 0.25,
         "rows": 10,
         "rows_expected": 40,
         "checkpoint_step": -1,
-        "checkpoint_age_seconds": 12.5,
+        "checkpoint_timestamp_seconds": 1000 - 12.5,
         "checkpoint_interval_seconds": 600,
         "exit_code": -1,
     }

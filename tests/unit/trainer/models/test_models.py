@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from paddlewheel.data_pipeline.batch import Batch, TableKeys
 from paddlewheel.trainer.dense.inputs import ListFeature, TableLayout
@@ -295,8 +296,18 @@ class Mixed(Model):
     """A user's model: two towers, the second's logit scaled."""
 
     class Options(BaseModel):
+        class Deep(BaseModel):
+            rate: float = 0.0
+
+        class Open(BaseModel):
+            model_config = ConfigDict(extra="allow")
+
         units: tuple[int, ...]
         scale: float = 1.0
+        deep: Deep | None = None
+        many: list[Deep] = []
+        named: dict[str, Deep] = {}
+        open: Open = Open()
 
     def __init__(self, spec: FeatureSpec, options: Options) -> None:
         super().__init__()
@@ -343,13 +354,33 @@ def test_a_users_own_model_refuses_wrong_options() -> None:
         program_of(parse_model({"kind": f"{__name__}:Mixed"}), tables=layouts("lr"))
 
 
-def test_the_how_to_in_the_readme_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"units": [4], "scal": 2.0}, r"model\.options\.scal: unknown key; did you mean scale\? Allowed in"),
+        ({"unit": [4]}, r"model\.options\.unit: unknown key; did you mean units\?.*; model\.options\.units: Field req"),
+        ({"units": [4], "deep": {"rat": 1}}, r"model\.options\.deep\.rat: unknown key; did you mean rate\?"),
+        ({"units": [4], "many": [{"rate": 1}, {"x": 1}]}, r"model\.options\.many\.1\.x: unknown key"),
+        ({"units": [4], "named": {"a": {"rate": 1}, "b": {"rte": 1}}}, r"model\.options\.named\.b\.rte: unknown key"),
+    ],
+)
+def test_typos_in_the_options_of_a_users_own_model_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        program_of(parse_model({"kind": f"{__name__}:Mixed", "options": options}), tables=layouts("lr"))
+
+
+def test_options_may_say_that_they_take_other_keys() -> None:
+    given = {"units": [4], "open": {"anything": 1}, "named": {"any": {"rate": 1}}}
+    program_of(parse_model({"kind": f"{__name__}:Mixed", "options": given}), tables=layouts("lr"))
+
+
+def test_the_how_to_in_the_readme_works(tmp_path: Path) -> None:
     text = (Path(__file__).parents[4] / "trainer" / "models" / "README.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     [job] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "my_models.py").write_text(code)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    program = program_of(parse_model(yaml.safe_load(job)["model"]), tables=layouts("lr"))
+    model = parse_model({**yaml.safe_load(job)["model"], "folder": str(tmp_path)})
+    program = program_of(model, tables=layouts("lr"))
     values = {name: np.ones((U, W + 1), np.float32) for name in ("user", "item")}
     assert np.isfinite(program.gradients(batch_of(1), values).flat_N).all()
 

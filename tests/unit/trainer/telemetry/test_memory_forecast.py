@@ -44,6 +44,21 @@ def test_what_does_not_grow_has_no_end(used) -> None:
     assert _measured(used).seconds_until(2000 * MIB) is None
 
 
+@pytest.mark.parametrize(
+    "used",
+    [
+        np.concatenate([np.linspace(100, 224, 12), np.full(60, 224.0)]) * MIB,  # it has started, and holds a few keys
+        (224 + 0.2 * np.arange(5)) * MIB,  # in two hours, as 20 s of its life tell
+    ],
+)
+def test_a_process_that_has_only_started_is_not_said_to_be_full_soon(used) -> None:
+    assert _measured(used).seconds_until(16 * 1024 * MIB) is None
+
+
+def test_what_is_full_soon_is_told_from_the_start() -> None:
+    assert _measured((224 + 100 * np.arange(5)) * MIB).seconds_until(1024 * MIB) == pytest.approx(20.0)
+
+
 def test_a_new_process_begins_anew() -> None:
     forecast = _measured(np.linspace(100, 1000, 60) * MIB)
     assert forecast.seconds_until(2000 * MIB) is not None

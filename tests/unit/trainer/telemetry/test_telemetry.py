@@ -209,6 +209,15 @@ def test_gauges_follow_the_last_event_and_the_worker() -> None:
     assert value(telemetry, "agent_worker_memory_bytes") == 5e8
     (sample,) = [s for f in telemetry.series.collect() for s in f.samples if s.name == "paddlewheel_trainer_loss"]
     assert sample.labels == {"job_name": "job", "role": "trainer", "rank": "3"}
+    processes = {
+        (sample.name, sample.labels["process"]): sample.value
+        for family in telemetry.collect()
+        for sample in family.samples
+        if sample.name.startswith("process_")
+    }
+    assert processes["process_resident_memory_bytes", "worker"] == 5e8
+    assert 0 < processes["process_resident_memory_bytes", "agent"] != 5e8
+    assert processes["process_cpu_seconds_total", "worker"] == value(telemetry, "agent_worker_cpu_seconds_total")
     telemetry.worker_exited(0, expected=True)
     telemetry.left()
     for name in ("agent_joined", "agent_worker_up", "agent_worker_ready", "agent_worker_memory_bytes"):
@@ -351,10 +360,10 @@ def test_new_keys_are_followed_by_table_and_feature_and_the_memory_limit_is_fore
         ("paddlewheel_trainer_feature_new_keys_total", "b"): 1,
         ("paddlewheel_trainer_feature_new_keys_total", "c"): 3,
     }
-    assert telemetry.worker_measured(1000, 0.0) is None
-    for used in range(2000, 12000, 1000):
-        left = telemetry.worker_measured(used, 0.0)
-    assert left == pytest.approx((telemetry.memory_limit_bytes - 11000) / 200, rel=1e-6)
+    limit = telemetry.memory_limit_bytes
+    for share in range(10, 20):
+        left = telemetry.worker_measured(share * limit // 40, 0.0)
+    assert left == pytest.approx((40 - 19) * 5.0, rel=1e-3)
 
 
 def test_a_scrape_asks_a_server_for_its_page_and_nothing_else() -> None:
