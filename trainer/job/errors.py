@@ -187,6 +187,8 @@ def check_types(kinds: Iterable[Any], value: Any, path: tuple[str, ...] = ()) ->
     """
     kinds = list(kinds)
     if isinstance(value, Mapping):
+        lists = [kind for kind in kinds if get_origin(kind) is tuple]  # of one, which is written alone
+        kinds = [kind for kind in kinds if kind not in lists] + _inside(lists, 0)
         for key, inner in value.items():
             yield from check_types(_inside(kinds, key), inner, (*path, str(key)))
     elif isinstance(value, (list, tuple)):

@@ -15,20 +15,22 @@ from paddlewheel.deploy.cli import run
 from paddlewheel.deploy.launch.display import JsonDisplay, TerminalDisplay, TextDisplay, choose_display
 from paddlewheel.trainer.coordinator import coordinator_pb2 as pb
 
-SAID = {
+FIGURES = {
+    "epoch": 1,
+    "epochs": 1,
+    "step": 100,
     "rows": 12_345_678,
     "total_rows": 45_840_617,
     "rows_per_second": 123_456.0,
     "loss": 0.4512,
     "auc": 0.7901,
     "seconds_left": 4233.0,
-    "phase": "training",
 }
 
 
 def status(**changes: Any) -> pb.JobStatus:
-    said = {**SAID, **changes}
-    return pb.JobStatus(name="j", mode="train", phase="running", progress_json=json.dumps(said))
+    progress = pb.Progress(**{**FIGURES, **changes})
+    return pb.JobStatus(name="j", mode="train", phase="running", progress=progress)
 
 
 class Terminal(io.StringIO):

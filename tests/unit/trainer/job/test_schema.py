@@ -146,3 +146,11 @@ def test_a_value_of_another_type_is_told(override: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         JobConfig.from_settings(BASE, [override])
     assert words in str(caught.value)
+
+
+def test_words_for_true_are_refused_in_a_block_that_stands_alone() -> None:
+    raw = copy.deepcopy(BASE)
+    raw["data"]["dense"] = {"columns": ["price"], "standardise": "yes"}
+    with pytest.raises(ConfigError, match=r"data.dense.standardise: is 'yes', and must be true or false"):
+        JobConfig.parse(raw)
+    assert faults(raw)
