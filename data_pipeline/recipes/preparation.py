@@ -89,8 +89,9 @@ def prepare(
     """Converts every source to a part of `train/` and of `eval/`. Returns row counts.
 
     `settings` is whatever else the result depends on. Raises DataError for a missing source, a target in use and bad
-    lines.
+    lines; OSError, with the file's name, for a read that the system refuses.
     """
+    convert = _naming_the_file(convert)
     files = _sources(sources)
     root = Path(directory)
     _check_target(root)
@@ -101,10 +102,7 @@ def prepare(
     with concurrent.futures.ThreadPoolExecutor(max(1, threads)) as pool:
         if split.needs_count:
             counts = list(
-                pool.map(
-                    lambda n: sum(b.num_rows for b in _naming(files[n], convert(files[n], tick.part(n)))),
-                    range(len(files)),
-                )
+                pool.map(lambda n: sum(b.num_rows for b in convert(files[n], tick.part(n))), range(len(files)))
             )
             whole = split.whole(sum(counts))
             ends = np.cumsum(counts)
@@ -206,7 +204,7 @@ def _part(
     writers = {part: _RowGroups(folder / f"{part}.parquet") for part in ("train", "eval")}
     row = 0
     try:
-        for batch in _naming(source, convert(source, advance)):
+        for batch in convert(source, advance):
             chosen = split.hashed(number, row, batch.num_rows) if mask is None else mask[row : row + batch.num_rows]
             row += batch.num_rows
             for part, rows in (("train", ~chosen), ("eval", chosen)):
@@ -222,14 +220,18 @@ def _part(
     return counts
 
 
-def _naming(source: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _naming_the_file(convert: Convert) -> Convert:
     """The same batches; what the system says of a read that failed names the file, as an open that fails does."""
-    try:
-        yield from batches
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, error.strerror, str(source)) from error
-        raise
+
+    def named(source: Path, advance: Advance) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from convert(source, advance)
+        except OSError as error:
+            if error.filename is None and error.errno is not None:
+                raise OSError(error.errno, error.strerror, str(source)) from error
+            raise
+
+    return named
 
 
 class _RowGroups:
